@@ -1,0 +1,1 @@
+"""Tasks: problems, environments, tools, data loading."""

@@ -1,0 +1,1 @@
+"""The asynchronous PPO trainer: types, engine, staleness, learner, backends, loop."""
