@@ -7,6 +7,7 @@ says how to mend it. Nothing here imports torch, so a bad recipe is refused befo
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,9 @@ class ModelConfig(Section):
     """The actor; the critic starts from the same backbone."""
 
     path: str = Field("", description="model folder or hub name; empty: a Llama of the size below, random start")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="parameter dtype")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="dtype of forward passes; the learner keeps float32 weights"
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     hidden_size: int = Field(128, ge=8, description="random start: width")
     layers: int = Field(3, ge=1, description="random start: depth")
@@ -189,7 +192,9 @@ class Config(Section):
             raise ValueError("model.hidden_size: must be an even multiple of model.heads (rotary embedding)")
         responses = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
         if self.optim.minibatches > responses:
-            raise ValueError(f"optim.minibatches: {self.optim.minibatches} is more than the {responses} responses a step")
+            raise ValueError(
+                f"optim.minibatches: {self.optim.minibatches} is more than the {responses} responses a step"
+            )
         if self.optim.critic_warmup_steps >= self.optim.steps:
             raise ValueError("optim.critic_warmup_steps: must be below optim.steps, or the actor never learns")
         windowed = algorithm.value_target in ("brace", "capped", "vtrace")
@@ -210,6 +215,11 @@ def load_config(recipe: str | Path | None, overrides: Mapping[str, str] | None =
         ConfigError: missing or unreadable file, unknown key, wrong type or impossible combination; one line.
     """
     data: dict[str, Any] = _read_toml(Path(recipe)) if recipe is not None else {}
+    where = str(recipe) if recipe is not None else "configuration"
+    return config_from_dict(_with_overrides(data, overrides), where=where)
+
+
+def _with_overrides(data: dict[str, Any], overrides: Mapping[str, str] | None) -> dict[str, Any]:
     for key, text in (overrides or {}).items():
         section, _, name = key.partition(".")
         if not name or section not in Config.model_fields:
@@ -218,7 +228,21 @@ def load_config(recipe: str | Path | None, overrides: Mapping[str, str] | None =
         if not isinstance(table, dict):
             raise ConfigError(f"{section}: must be a table [{section}] in the recipe")
         table[name] = _parse_override(text)
-    return config_from_dict(data, where=str(recipe) if recipe is not None else "configuration")
+    return data
+
+
+def load_resolved_config(run_dir: Path, overrides: Mapping[str, str] | None = None) -> Config:
+    """The configuration a run was started with, from its ``config.json``, with ``overrides`` on top.
+
+    Raises:
+        ConfigError: not a run folder, or an override that does not fit.
+    """
+    path = run_dir / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigError(f"{run_dir}: not a run folder (no readable config.json)") from None
+    return config_from_dict(_with_overrides(data, overrides), where=str(path))
 
 
 def config_from_dict(data: Mapping[str, Any], where: str = "configuration") -> Config:

@@ -160,4 +160,4 @@ class RolloutGroup:
     @property
     def oldest_version(self) -> int:
         """Smallest weight version among all policy tokens of the group."""
-        return min((min(t.policy_versions, default=self.request.issued_version) for t in self.trajectories))
+        return min(min(t.policy_versions, default=self.request.issued_version) for t in self.trajectories)

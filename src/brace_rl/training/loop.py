@@ -1,0 +1,277 @@
+"""The training loop.
+
+::
+
+    issue prompts --> backend --> answered prompts --> staleness --> batch --> learner --> weights --> backend
+         ^                                                |                       |
+         |          admission: floor((n-1)/B) <= v + S    |                       v
+         +------------------------------------------------+                 version v + 1
+
+The loop talks to a :class:`~brace_rl.training.backends.base.Backend` and does not know whether rollouts run in this
+process, in another or on a cluster. The three schedules differ in two numbers only:
+
+========  ======================  ===============================================
+schedule  prompts issued ahead    weights a batch is sampled from
+========  ======================  ===============================================
+sync      0 batches               the current version
+lag       0 batches               exactly ``S`` versions ago, from a ring of snapshots
+async     ``S`` batches           whatever the rollout process holds while it samples
+========  ======================  ===============================================
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, pstdev
+from types import FrameType
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from brace_rl.config import Config
+from brace_rl.training.backends.base import Backend
+from brace_rl.training.batch import collate
+from brace_rl.training.checkpoint import load_checkpoint, save_checkpoint
+from brace_rl.training.clock import PhaseClock
+from brace_rl.training.data import ProblemStream, SnapshotRing
+from brace_rl.training.evaluate import Evaluator
+from brace_rl.training.learner import Learner
+from brace_rl.training.progress import Progress
+from brace_rl.training.run_files import RunWriter, sample_record
+from brace_rl.training.staleness import StalenessController
+from brace_rl.training.types import RolloutGroup, RolloutRequest, SamplingParams, Trajectory, derive_seed
+
+
+class Trainer:
+    """Joins learner, backend and staleness control into a run. See the module's diagram."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        learner: Learner,
+        tokenizer: PreTrainedTokenizerBase,
+        problems: ProblemStream,
+        evaluator: Evaluator,
+        backend: Backend,
+        writer: RunWriter,
+        progress: Progress,
+    ) -> None:
+        self.config = config
+        self.learner = learner
+        self.tokenizer = tokenizer
+        self.problems = problems
+        self.evaluator = evaluator
+        self.backend = backend
+        self.writer = writer
+        self.progress = progress
+        self.staleness = StalenessController(
+            batch_size=config.rollout.prompts_per_step,
+            max_staleness=config.schedule.max_staleness,
+            lookahead=config.schedule.max_staleness if self.is_async else 0,
+            too_old=config.schedule.too_old,
+        )
+        self.snapshots = SnapshotRing(config.schedule.max_staleness)
+        self.published_version = -1
+        self.next_index = 0
+        self.clock = PhaseClock()
+        self.evaluations: dict[str, dict[str, float]] = {}
+        self._stop = False
+        self._waiting = False
+
+    @property
+    def is_async(self) -> bool:
+        """Whether rollouts run ahead of the trainer."""
+        return self.config.schedule.mode == "async"
+
+    def run(self) -> str:
+        """Train until ``optim.steps``; returns "finished", or "interrupted" after Ctrl-C or SIGTERM.
+
+        Either way the last step is saved. A second Ctrl-C does not wait for that.
+        """
+        with self._stop_on_signal():
+            try:
+                self._publish(force=True)
+                while self.learner.version < self.config.optim.steps and not self._stop:
+                    self._step()
+            except KeyboardInterrupt:
+                if not self._stop:
+                    raise
+        self.save()
+        return "finished" if self.learner.version >= self.config.optim.steps else "interrupted"
+
+    def evaluate_before(self) -> None:
+        """Measure the policy training starts from; kept in ``evaluations["before"]`` and written as step 0."""
+        self.evaluations["before"] = self.evaluator.run(self.learner.version, self.config.eval.final_problems)
+        self.writer.write_metrics(self.learner.version, self.evaluations["before"])
+
+    def save(self) -> Path:
+        """Write a checkpoint of everything a resumed run needs."""
+        return save_checkpoint(
+            self.writer.directory,
+            step=self.learner.version,
+            actor=self.learner.actor,
+            tokenizer=self.tokenizer,
+            critic=self.learner.critic,
+            optimizers={"actor": self.learner.actor_optimizer, "critic": self.learner.critic_optimizer},
+            tensors=self.snapshots.tensors() if self.config.schedule.mode == "lag" else {},
+            state={
+                "version": self.learner.version,
+                "next_index": self.next_index,
+                "staleness": self.staleness.state_dict(),
+                "evaluations": self.evaluations,
+            },
+            groups=self.staleness.buffered,
+            keep=self.config.run.keep_checkpoints,
+        )
+
+    def load(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint: unanswered prompts are issued again, buffered answers are kept."""
+        loaded = load_checkpoint(
+            checkpoint,
+            actor=self.learner.actor,
+            critic=self.learner.critic,
+            optimizers={"actor": self.learner.actor_optimizer, "critic": self.learner.critic_optimizer},
+        )
+        self.learner.version = int(loaded.state["version"])
+        self.next_index = int(loaded.state["next_index"])
+        self.evaluations = loaded.state["evaluations"]
+        self.staleness.load_state_dict(loaded.state["staleness"], loaded.groups)
+        self.snapshots.load_tensors(loaded.tensors)
+        self._publish(force=True)
+        self.backend.submit([self._request(index) for index in self.staleness.unanswered])
+
+    def _step(self) -> None:
+        with self.clock("wait_rollouts"):
+            groups = self._next_batch()
+        trajectories = [t for group in groups for t in group.trajectories]
+        with self.clock("batch"):
+            batch = collate(trajectories, pad_token_id=int(self.tokenizer.pad_token_id), device=self.learner.device)
+        metrics = self.learner.update(batch)
+        with self.clock("publish"):
+            self._publish()
+            self._issue()
+        self._record(metrics, trajectories)
+        every = self.config.run.checkpoint_every
+        if every and self.learner.version % every == 0 and self.learner.version < self.config.optim.steps:
+            self.save()
+
+    def _next_batch(self) -> list[RolloutGroup]:
+        while True:
+            groups = self.staleness.take_batch(self.learner.version)
+            if groups is not None:
+                return groups
+            if self._stop:
+                raise KeyboardInterrupt
+            self._issue()
+            self._waiting = True
+            arrived = self.backend.collect()
+            self._waiting = False
+            for group in arrived:
+                self.staleness.arrived(group)
+
+    def _issue(self) -> None:
+        """Submit what admission allows, in one message, and nothing beyond what the run can still consume."""
+        version = self.published_version if self.is_async else self.learner.version
+        needed = self.config.optim.steps * self.config.rollout.prompts_per_step - self.staleness.admitted
+        count = min(self.staleness.admissible(version), needed)
+        if count <= 0:
+            return
+        requests = [self._request(index) for index in range(self.next_index, self.next_index + count)]
+        self.next_index += count
+        for request in requests:
+            self.staleness.issued(request)
+        self.backend.submit(requests)
+
+    def _request(self, index: int) -> RolloutRequest:
+        rollout = self.config.rollout
+        return RolloutRequest(
+            index=index,
+            problem=self.problems[index],
+            samples=rollout.samples_per_prompt,
+            issued_version=self.published_version,
+            sampling=SamplingParams(rollout.temperature, rollout.top_p, rollout.top_k),
+            max_response_tokens=rollout.max_response_tokens,
+            seed=derive_seed(self.config.run.seed, "rollout", index),
+        )
+
+    def _publish(self, *, force: bool = False) -> None:
+        """Send the weights the schedule asks for at the present version."""
+        version = self.learner.version
+        weights: Mapping[str, Any] = self.learner.actor.state_dict()
+        if self.config.schedule.mode == "lag":
+            if version not in self.snapshots.snapshots:
+                self.snapshots.store(weights, version)
+            weights, version = self.snapshots.lagged(version)
+        due = version - self.published_version >= self.config.schedule.sync_every
+        if force or due:
+            self.backend.publish(weights, version)
+            self.published_version = version
+
+    def _record(self, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
+        step = self.learner.version
+        metrics |= response_metrics(trajectories) | self.learner.clock.pop() | self.clock.pop()
+        seconds = sum(value for name, value in metrics.items() if name.startswith("time/"))
+        metrics["time/step"] = seconds
+        metrics["throughput/tokens_per_s"] = metrics["tokens/step"] / seconds
+        metrics |= {f"ledger/{name}": float(count) for name, count in self.staleness.ledger().items()}
+        metrics |= {"version": float(step), "backend/restarts": float(self.backend.restarts)}
+        with self.clock("eval"):
+            metrics |= self._evaluation(step)
+        metrics |= self.clock.pop()
+        self.writer.write_metrics(step, metrics)
+        shown = trajectories[: self.config.run.samples_per_step]
+        self.writer.write_samples([sample_record(t, self.tokenizer, step=step) for t in shown])
+        self.progress.step(metrics | {"step": float(step)})
+
+    def _evaluation(self, step: int) -> dict[str, float]:
+        """``eval/*`` where this step is due one, else nothing. The last step's is ``evaluations["after"]``."""
+        if step == self.config.optim.steps:
+            self.evaluations["after"] = self.evaluator.run(step, self.config.eval.final_problems)
+            return self.evaluations["after"]
+        if self.config.eval.every and step % self.config.eval.every == 0:
+            return self.evaluator.run(step, self.config.eval.problems)
+        return {}
+
+    @contextmanager
+    def _stop_on_signal(self) -> Iterator[None]:
+        """First SIGINT or SIGTERM: stop after this step, or at once while waiting. Second: KeyboardInterrupt."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(signum: int, frame: FrameType | None) -> None:
+            second, self._stop = self._stop, True
+            if second or self._waiting:
+                raise KeyboardInterrupt
+
+        previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def response_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+    """Figures about the responses of one step."""
+    rewards = [t.reward for t in trajectories]
+    lengths = [len(t.response_ids) for t in trajectories]
+    metrics = {
+        "reward/mean": fmean(rewards),
+        "reward/std": pstdev(rewards),
+        "success/train": fmean(t.success for t in trajectories),
+        "response/length_mean": fmean(lengths),
+        "response/length_max": float(max(lengths)),
+        "response/truncated": fmean(t.truncated for t in trajectories),
+        "response/turns": fmean(t.turns for t in trajectories),
+        "tokens/step": float(sum(len(t.prompt_ids) for t in trajectories) + sum(lengths)),
+        "tokens/response": float(sum(lengths)),
+        "tokens/policy": float(sum(sum(t.policy_mask) for t in trajectories)),
+    }
+    names = sorted({name for t in trajectories for name in t.info})
+    return metrics | {f"task/{name}": fmean(t.info.get(name, 0.0) for t in trajectories) for name in names}

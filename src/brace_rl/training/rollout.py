@@ -1,0 +1,355 @@
+"""Drives episodes: the policy's turn, the environment's answer, the next turn, until the episode ends.
+
+::
+
+    RolloutRequest --> n episodes --> turn --> Engine --> action text --> Environment
+                                       ^                                     |
+                                       +---- observation, tokenised once <---+--> done: RolloutGroup
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from brace_rl.config import Config
+from brace_rl.errors import DataError
+from brace_rl.tasks.base import Environment, Problem, StepResult, Task
+from brace_rl.training.engines.base import Engine
+from brace_rl.training.types import (
+    NOT_A_POLICY_TOKEN,
+    Generation,
+    GenerationRequest,
+    RolloutGroup,
+    RolloutRequest,
+    Trajectory,
+    derive_seed,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Group:
+    """A prompt that is being answered; ``remaining`` counts its unfinished responses."""
+
+    request: RolloutRequest
+    trajectories: list[Trajectory]
+    remaining: int
+
+
+@dataclass
+class _Episode:
+    """A response that is being made."""
+
+    session: str
+    group: _Group
+    trajectory: Trajectory
+    seed: int
+    max_response_tokens: int
+    environment: Environment | None = None
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that still fit, of the policy or of the environment."""
+        return self.max_response_tokens - len(self.trajectory.response_ids)
+
+
+class RolloutDriver:
+    """Answers prompts with an engine and a task's environments.
+
+    Token-exact: ``response_ids`` are the sampled ids and the ids of the observations, in order; nothing that was
+    sampled is tokenised again. A turn's reward lies on its last token. A turn's text is its tokens without the
+    end-of-sequence token that may close it, decoded with special tokens kept, since a task's tags may be some.
+
+    A response ends
+
+    * when the environment says so;
+    * at the length limit, which observations count towards: in the middle of a turn, after a turn that fills it, or
+      before an observation that would leave no room for another policy token (it is left out). ``truncated`` is True
+      and no reward is added;
+    * when the environment raises: reward 0, no success, ``info = {"environment_error": 1.0}``, logged once per problem.
+      A run survives a broken problem.
+
+    Results depend on the requests and the engine's steps alone: environments run concurrently, but their answers are
+    taken in the order the responses were submitted. Calls come from one thread, in which no event loop is running.
+
+    Args:
+        max_prompt_tokens: longer prompts are refused.
+        max_context_tokens: most tokens the model takes, prompt and response together; None: no limit. It cuts
+            responses as ``max_response_tokens`` does.
+        environment_timeout_s: longest one environment step may await; beyond it counts as raising. None: no limit.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_prompt_tokens: int,
+        max_context_tokens: int | None = None,
+        environment_timeout_s: float | None = None,
+    ) -> None:
+        self._engine = engine
+        self._task = task
+        self._tokenizer = tokenizer
+        self._max_prompt_tokens = max_prompt_tokens
+        self._max_context_tokens = max_context_tokens
+        self._environment_timeout_s = environment_timeout_s
+        self._stop_token_ids = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+        self._episodes: dict[str, _Episode] = {}
+        self._sessions = 0
+        self._unfinished = 0
+        self._failed_problems: set[str] = set()
+        # One loop for all steps: an environment may keep a client between its turns, and clients belong to a loop.
+        self._event_loop = asyncio.new_event_loop()
+        weakref.finalize(self, self._event_loop.close)
+
+    @property
+    def unfinished(self) -> int:
+        """Prompts not yet answered in full."""
+        return self._unfinished
+
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        """Queue prompts, in this order.
+
+        Raises:
+            DataError: a prompt is empty or longer than ``max_prompt_tokens``; nothing is queued then.
+        """
+        prompts = [self._prompt_ids(request.problem) for request in requests]
+        episodes = [
+            episode
+            for request, prompt_ids in zip(requests, prompts, strict=True)
+            for episode in self._new_episodes(request, prompt_ids)
+        ]
+        self._engine.submit([self._turn(episode) for episode in episodes])
+        self._episodes.update((episode.session, episode) for episode in episodes)
+        self._unfinished += len(requests)
+
+    def advance(self) -> list[RolloutGroup]:
+        """One engine step and what follows from it; returns the prompts it completed, possibly none."""
+        if not self._episodes:
+            return []
+        finished = {generation.session: generation for generation in self._engine.step()}
+        # In order of submission, whatever the engine's order: the next turns are queued in this order.
+        episodes = [episode for session, episode in self._episodes.items() if session in finished]
+        acting: list[tuple[_Episode, str]] = []
+        ended: list[_Episode] = []
+        for episode in episodes:
+            generation = finished[episode.session]
+            _append_turn(episode.trajectory, generation)
+            if generation.finish_reason == "stop":
+                acting.append((episode, self._action_text(generation.token_ids)))
+            else:
+                episode.trajectory.truncated = True
+                ended.append(episode)
+        going_on: list[_Episode] = []
+        for (episode, _), result in zip(acting, self._step_environments(acting), strict=True):
+            (going_on if self._apply(episode, result) else ended).append(episode)
+        if going_on:
+            self._engine.submit([self._turn(episode) for episode in going_on])
+        return self._finish(ended)
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Replace the engine's weights; responses in flight go on under them."""
+        self._engine.update_weights(weights, version)
+
+    def abandon(self) -> None:
+        """Forget every unfinished prompt; turns the engine still returns for them are ignored."""
+        for session in self._episodes:
+            self._engine.release(session)
+        self._episodes.clear()
+        self._unfinished = 0
+
+    def _prompt_ids(self, problem: Problem) -> list[int]:
+        ids = self._task.prompt_ids(problem, self._tokenizer)
+        if not ids:
+            raise DataError(f"problem {problem.id}: its prompt has no tokens; drop the problem")
+        if len(ids) > self._max_prompt_tokens:
+            raise DataError(
+                f"problem {problem.id}: its prompt has {len(ids)} tokens, more than rollout.max_prompt_tokens = "
+                f"{self._max_prompt_tokens}; raise that or drop the problem"
+            )
+        if self._max_context_tokens is not None and len(ids) >= self._max_context_tokens:
+            raise DataError(
+                f"problem {problem.id}: its prompt has {len(ids)} tokens, which leaves no room for a response in the "
+                f"model's {self._max_context_tokens}; drop the problem"
+            )
+        return ids
+
+    def _new_episodes(self, request: RolloutRequest, prompt_ids: list[int]) -> list[_Episode]:
+        limit = request.max_response_tokens
+        if self._max_context_tokens is not None:
+            limit = min(limit, self._max_context_tokens - len(prompt_ids))
+        group = _Group(request, [], request.samples)
+        episodes: list[_Episode] = []
+        for sample_index in range(request.samples):
+            trajectory = Trajectory(request.index, sample_index, request.problem.id, list(prompt_ids))
+            trajectory.kept_ids = [] if request.sampling.truncates else None
+            group.trajectories.append(trajectory)
+            # Numbered per driver, so that a turn left over from an abandoned prompt is never taken for another's.
+            session = f"{request.index}.{sample_index}.{self._sessions}"
+            episodes.append(_Episode(session, group, trajectory, derive_seed(request.seed, sample_index), limit))
+            self._sessions += 1
+        return episodes
+
+    def _turn(self, episode: _Episode) -> GenerationRequest:
+        trajectory = episode.trajectory
+        return GenerationRequest(
+            session=episode.session,
+            token_ids=(*trajectory.prompt_ids, *trajectory.response_ids),
+            max_new_tokens=episode.tokens_left,
+            seed=episode.seed,
+            sampling=episode.group.request.sampling,
+            stop=self._task.stop,
+            stop_token_ids=self._stop_token_ids,
+        )
+
+    def _step_environments(self, acting: Sequence[tuple[_Episode, str]]) -> list[StepResult | Exception]:
+        """Answers of the environments to the finished turns, all awaited together, in the order given."""
+        if not acting:
+            return []
+
+        async def step_all() -> list[StepResult | Exception]:
+            return await asyncio.gather(*(self._step_environment(episode, action) for episode, action in acting))
+
+        return self._event_loop.run_until_complete(step_all())
+
+    async def _step_environment(self, episode: _Episode, action: str) -> StepResult | Exception:
+        try:
+            if episode.environment is None:
+                episode.environment = self._task.environment(episode.group.request.problem)
+            result = await asyncio.wait_for(episode.environment.step(action), self._environment_timeout_s)
+            if not math.isfinite(result.reward):
+                raise ValueError(f"the environment's reward is {result.reward}")
+        except Exception as error:
+            return error
+        return result
+
+    def _action_text(self, token_ids: Sequence[int]) -> str:
+        if token_ids[-1] in self._stop_token_ids:
+            token_ids = token_ids[:-1]
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _apply(self, episode: _Episode, result: StepResult | Exception) -> bool:
+        """Enter the environment's answer into the response; whether the response goes on."""
+        trajectory = episode.trajectory
+        if isinstance(result, Exception):
+            self._log_failure(trajectory.problem_id, result)
+            trajectory.rewards = [0.0] * len(trajectory.rewards)
+            trajectory.info = {"environment_error": 1.0}
+            return False
+        trajectory.rewards[-1] += result.reward
+        if result.done:
+            trajectory.success = result.success
+            trajectory.info = dict(result.info)
+            return False
+        observation = self._tokenizer.encode(result.observation, add_special_tokens=False)
+        if len(observation) >= episode.tokens_left:
+            trajectory.truncated = True
+            return False
+        _append_observation(trajectory, observation)
+        return True
+
+    def _log_failure(self, problem_id: str, error: Exception) -> None:
+        if problem_id not in self._failed_problems:
+            self._failed_problems.add(problem_id)
+            logger.warning("problem %s: its environment failed; the response gets reward 0", problem_id, exc_info=error)
+
+    def _finish(self, episodes: Sequence[_Episode]) -> list[RolloutGroup]:
+        groups: list[RolloutGroup] = []
+        for episode in episodes:
+            del self._episodes[episode.session]
+            self._engine.release(episode.session)
+            episode.group.remaining -= 1
+            if episode.group.remaining == 0:
+                self._unfinished -= 1
+                groups.append(RolloutGroup(episode.group.request, episode.group.trajectories))
+        return groups
+
+
+def _append_turn(trajectory: Trajectory, generation: Generation) -> None:
+    """Append the sampled tokens of a turn."""
+    count = len(generation.token_ids)
+    lengths = {len(generation.logprobs), len(generation.versions), len(generation.entropies)}
+    if count == 0 or lengths != {count}:
+        raise ValueError(f"the engine returned a turn of {count} tokens with figures for {sorted(lengths)}")
+    trajectory.turns += 1
+    trajectory.response_ids += generation.token_ids
+    trajectory.policy_mask += [True] * count
+    trajectory.behavior_logprobs += generation.logprobs
+    trajectory.behavior_entropies += generation.entropies
+    trajectory.versions += generation.versions
+    trajectory.rewards += [0.0] * count
+    if trajectory.kept_ids is not None:
+        if generation.kept_ids is None or len(generation.kept_ids) != count:
+            raise ValueError("the engine sampled under top-k or top-p without recording the tokens kept")
+        trajectory.kept_ids += generation.kept_ids
+
+
+def _append_observation(trajectory: Trajectory, token_ids: Sequence[int]) -> None:
+    """Append what the environment said, as tokens the policy did not sample."""
+    count = len(token_ids)
+    trajectory.response_ids += token_ids
+    trajectory.policy_mask += [False] * count
+    trajectory.behavior_logprobs += [0.0] * count
+    trajectory.behavior_entropies += [0.0] * count
+    trajectory.versions += [NOT_A_POLICY_TOKEN] * count
+    trajectory.rewards += [0.0] * count
+    if trajectory.kept_ids is not None:
+        trajectory.kept_ids += [[] for _ in token_ids]
+
+
+class DriverFactory(Protocol):
+    """Whatever builds a driver. A backend that runs it elsewhere needs a factory it can pickle."""
+
+    def build(self) -> RolloutDriver:
+        """A new driver."""
+        ...
+
+
+@dataclass(frozen=True)
+class DriverSpec:
+    """A :class:`DriverFactory` for the embedded engine; small and picklable.
+
+    Attributes:
+        model_dir: model folder or hub name of architecture, tokenizer and first weights.
+        slots: sequences decoded together.
+    """
+
+    config: Config
+    model_dir: str
+    slots: int
+
+    def build(self) -> RolloutDriver:
+        """Load task, tokenizer and model, and put the embedded engine behind the driver.
+
+        Raises:
+            BraceError: the task's data or the model cannot be used.
+        """
+        from brace_rl.tasks import build_task
+        from brace_rl.training.engines.embedded import EmbeddedEngine
+        from brace_rl.training.models import load_actor, load_tokenizer, resolve_device
+
+        config = self.config
+        tokenizer = load_tokenizer(self.model_dir)
+        model = load_actor(self.model_dir, dtype=config.model.dtype, device=resolve_device(config.model.device))
+        return RolloutDriver(
+            EmbeddedEngine(model, tokenizer, slots=self.slots),
+            build_task(config.task, config.warm_start, config.run.seed),
+            tokenizer,
+            max_prompt_tokens=config.rollout.max_prompt_tokens,
+            max_context_tokens=getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None),
+            # Half the trainer's patience: a stuck environment is then one failed response, not a failed run.
+            environment_timeout_s=config.schedule.timeout_s / 2,
+        )

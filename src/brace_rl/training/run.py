@@ -1,0 +1,186 @@
+"""From a configuration to a finished run: builds the parts, warm-starts, trains, evaluates, reports."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from brace_rl.config import Config
+from brace_rl.errors import BraceError, ConfigError
+from brace_rl.files import write_json_atomic
+from brace_rl.report import write_report
+from brace_rl.tasks import build_task
+from brace_rl.tasks.base import Task
+from brace_rl.training.backends.base import Backend
+from brace_rl.training.backends.inline import InlineBackend
+from brace_rl.training.backends.process import ProcessBackend
+from brace_rl.training.checkpoint import checkpoint_step, latest_checkpoint
+from brace_rl.training.data import ProblemStream
+from brace_rl.training.evaluate import Evaluator
+from brace_rl.training.learner import Learner
+from brace_rl.training.loop import Trainer
+from brace_rl.training.models import Critic, load_actor, load_tokenizer, new_actor, resolve_device, save_actor
+from brace_rl.training.progress import Progress
+from brace_rl.training.rollout import DriverSpec
+from brace_rl.training.run_files import RunWriter
+from brace_rl.training.types import derive_seed
+from brace_rl.training.warm_start import warm_start
+
+INITIAL_MODEL = "initial"
+"""Folder of a run that holds the actor as it was before the first trainer step, warm start included."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What :func:`run_training` leaves: ``status`` is "finished" or "interrupted"."""
+
+    status: str
+    run_dir: Path
+    report: Path
+    summary: dict[str, Any]
+
+
+def new_run_dir(config: Config, recipe: Path | None) -> Path:
+    """``root/name``; without a name the recipe's and the time."""
+    name = config.run.name or f"{recipe.stem if recipe else config.task.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if Path(name).name != name or name in (".", ".."):
+        raise ConfigError(f"run.name: {name!r} must be a plain folder name; set run.root for the folder around it")
+    return Path(config.run.root) / name
+
+
+def check(config: Config) -> dict[str, str]:
+    """Build the task and look at its first problems without training; what was found, as text."""
+    task = build_task(config.task, config.warm_start, config.run.seed)
+    train, held_out = task.train_problems(), task.eval_problems()
+    return {
+        "task": config.task.name,
+        "training problems": str(len(train)),
+        "held-out problems": str(len(held_out)),
+        "first problem": str(train[0].prompt),
+        "schedule": f"{config.schedule.mode}, S = {config.schedule.max_staleness}",
+        "value target": f"{config.algorithm.value_target}, window {config.algorithm.window}",
+    }
+
+
+def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outcome:
+    """Run a recipe, or go on with an interrupted run in ``run_dir``.
+
+    Raises:
+        BraceError: anything a user can mend.
+    """
+    started = time.monotonic()
+    checkpoint = _checkpoint_to_resume(run_dir, config) if resume else None
+    if config.schedule.learner_threads:
+        torch.set_num_threads(config.schedule.learner_threads)
+    task = build_task(config.task, config.warm_start, config.run.seed)
+    with ExitStack() as stack:
+        progress = Progress()
+        stack.callback(progress.stop)
+        actor, tokenizer = _load_or_make(config, task, run_dir, resume=resume)
+        resume_step = None if checkpoint is None else checkpoint_step(checkpoint)
+        writer = stack.enter_context(
+            RunWriter(run_dir, trackers=config.run.trackers, config=config, resume_step=resume_step)
+        )
+        if checkpoint is None:
+            _warm_start(config, task, actor, tokenizer, run_dir, progress)
+        backend = _backend(config, run_dir, actor)
+        stack.callback(backend.close)
+        trainer = Trainer(
+            config,
+            learner=Learner(actor, Critic.from_actor(actor), config),
+            tokenizer=tokenizer,
+            problems=ProblemStream(task.train_problems(), derive_seed(config.run.seed, "problems")),
+            evaluator=Evaluator(actor, task, tokenizer, config),
+            backend=backend,
+            writer=writer,
+            progress=progress,
+        )
+        summary: dict[str, Any] = {"status": "failed", "parameters": sum(p.numel() for p in actor.parameters())}
+        try:
+            if checkpoint is not None:
+                trainer.load(checkpoint)
+            summary["status"] = _train(trainer, progress)
+        finally:
+            summary |= {
+                "eval_before": trainer.evaluations.get("before"),
+                "eval_after": trainer.evaluations.get("after"),
+                "ledger": trainer.staleness.ledger(),
+                "steps": trainer.learner.version,
+                "seconds": time.monotonic() - started,
+            }
+            write_json_atomic(run_dir / "summary.json", summary)
+    return Outcome(summary["status"], run_dir, write_report(run_dir), summary)
+
+
+def _train(trainer: Trainer, progress: Progress) -> str:
+    if "before" not in trainer.evaluations:
+        trainer.evaluate_before()
+        progress.message(f"before training: success {trainer.evaluations['before']['eval/success']:.3f}")
+    progress.start(trainer.config.optim.steps, trainer.learner.version)
+    return trainer.run()
+
+
+def _checkpoint_to_resume(run_dir: Path, config: Config) -> Path:
+    checkpoint = latest_checkpoint(run_dir)
+    if checkpoint is None:
+        raise BraceError(f"{run_dir}: holds no complete checkpoint to resume from; start the recipe again")
+    if checkpoint_step(checkpoint) >= config.optim.steps:
+        raise BraceError(
+            f"{run_dir}: already finished its {config.optim.steps} steps; pass --optim.steps with more to go on"
+        )
+    return checkpoint
+
+
+def _model_dir(config: Config, run_dir: Path) -> str:
+    """Where the actor's architecture, tokenizer and first weights are found."""
+    if config.model.path and not config.warm_start.steps:
+        return config.model.path
+    return str(run_dir / INITIAL_MODEL)
+
+
+def _load_or_make(
+    config: Config, task: Task, run_dir: Path, *, resume: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The actor with float32 master weights, on its device, and the tokenizer."""
+    device = resolve_device(config.model.device)
+    path = _model_dir(config, run_dir) if resume else config.model.path
+    if path:
+        return load_actor(path, dtype="float32", device=device), load_tokenizer(path)
+    tokenizer = task.build_tokenizer()
+    return new_actor(config.model, tokenizer, derive_seed(config.run.seed, "model")).to(device), tokenizer
+
+
+def _warm_start(
+    config: Config,
+    task: Task,
+    actor: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    run_dir: Path,
+    progress: Progress,
+) -> None:
+    """Train on demonstrations if asked to, and save the first weights where the rollout process finds them."""
+    if config.warm_start.steps:
+
+        def report(step: int, loss: float) -> None:
+            progress.message(f"warm start {step}/{config.warm_start.steps}: loss {loss:.4f}")
+
+        warm_start(actor, tokenizer, task, config, report)
+    model_dir = _model_dir(config, run_dir)
+    if model_dir != config.model.path:
+        save_actor(actor, tokenizer, Path(model_dir))
+
+
+def _backend(config: Config, run_dir: Path, actor: PreTrainedModel) -> Backend:
+    spec = DriverSpec(config, _model_dir(config, run_dir), slots=config.rollout.slots)
+    if config.schedule.mode != "async":
+        return InlineBackend(spec.build())
+    return ProcessBackend(
+        spec, actor.state_dict(), timeout_s=config.schedule.timeout_s, threads=config.schedule.rollout_threads
+    )
