@@ -101,6 +101,24 @@ def report(run_dir: Path) -> None:
     click.echo(f"report: {write_report(run_dir)}")
 
 
+@brace.command()
+@click.argument("parts", nargs=-1, type=click.Choice(["targets", "generation", "schedules"]))
+@click.option("--recipe", type=click.Path(path_type=Path), default=Path("recipes/calculator.toml"), show_default=True)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--steps", default=12, show_default=True, type=click.IntRange(min=1), help="Trainer steps a schedule.")
+@click.option("--out", type=click.Path(path_type=Path), help="Also write the figures to this JSON file.")
+def bench(parts: tuple[str, ...], recipe: Path, device: str, steps: int, out: Path | None) -> None:
+    """Measure speed, as ratios within one run: value targets, generation, schedules (all without PARTS)."""
+    load_config(recipe)
+    _quiet_libraries()
+    from brace_rl.bench.command import PARTS, run_bench
+    from brace_rl.files import write_json_atomic
+
+    results = run_bench(parts or PARTS, recipe=recipe, device_name=device, steps=steps, echo=click.echo)
+    if out is not None:
+        write_json_atomic(out, results)
+
+
 @brace.command("import-gguf")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))

@@ -38,6 +38,9 @@ class TaskConfig(Section):
     eval_data: str = Field("", description="evaluation file; empty: rows held out from data")
     train_problems: int = Field(20_000, ge=1, description="problems generated, or at most read, for training")
     eval_problems: int = Field(512, ge=1, description="held-out problems; they share no expression with training")
+    eval_split: Literal["dev", "test"] = Field(
+        "test", description="calculator: where held-out problems come from; dev while tuning a recipe"
+    )
     operands: tuple[int, int] = Field((2, 4), description="calculator: fewest and most numbers in an expression")
     max_number: int = Field(99, ge=1, le=10**9, description="calculator: largest number in an expression")
     max_turns: int = Field(6, ge=1, description="model turns per episode; the episode ends unrewarded after the last")
@@ -256,7 +259,8 @@ def config_from_dict(data: Mapping[str, Any], where: str = "configuration") -> C
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            data: dict[str, Any] = tomllib.load(file)
+            return data
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such recipe; recipes shipped with the project are in recipes/") from None
     except IsADirectoryError:

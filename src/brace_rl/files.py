@@ -9,7 +9,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ def write_text_atomic(path: str | Path, text: str) -> None:
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # usually not there any more
+            temporary.unlink()
 
 
 def write_json_atomic(path: str | Path, obj: Any) -> None:
@@ -81,7 +82,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     Raises:
         BraceError: the disk is full (raised in the block by whatever library), or ``path`` cannot be written.
     """
-    path = Path(path)
+    path = Path(os.path.abspath(path))  # "." and ".." have no sibling names
     temporary, previous = _temporary_sibling(path), path.with_name(f".{path.name}.old")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -21,8 +22,7 @@ class FakeTokenizer:
 
     eos_token_id = 0
     pad_token_id = 0
-    special = {0: "<eos>", 1: "<tag>"}
-    vocab_size = 128
+    special: ClassVar = {0: "<eos>", 1: "<tag>"}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         assert not add_special_tokens
@@ -34,8 +34,8 @@ class FakeTokenizer:
         self, token_ids: Iterable[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
     ) -> str:
         assert not clean_up_tokenization_spaces
-        special = {} if not skip_special_tokens else dict.fromkeys(self.special, "")
-        return "".join({**self.special, **special}.get(token_id, chr(token_id)) for token_id in token_ids)
+        special = dict.fromkeys(self.special, "") if skip_special_tokens else self.special
+        return "".join(special.get(token_id, chr(token_id)) for token_id in token_ids)
 
 
 class FakeEngine(Engine):

@@ -214,4 +214,4 @@ def test_ctrl_c_saves_and_the_run_goes_on_from_there(tmp_path):
     outcome = run_training(tiny_config("async", 2, optim={"steps": done + 3}), run_dir, resume=True)
     assert outcome.status == "finished"
     assert outcome.summary["ledger"]["consumed"] == 4 * (done + 3)
-    assert [row for row in metrics_of(run_dir)] == list(range(done + 4))
+    assert list(metrics_of(run_dir)) == list(range(done + 4))

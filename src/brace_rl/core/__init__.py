@@ -12,16 +12,22 @@ from brace_rl.core.brace import (
     vtrace_targets,
 )
 from brace_rl.core.losses import LossResult, ppo_clip_loss, value_loss, whiten
+from brace_rl.core.windows import DriftWindow, critic_free_advantages, drift_window, path_windows, window_weights
 
 __all__ = [
+    "DriftWindow",
     "LossResult",
     "ValueTargets",
     "brace_targets",
     "capped_targets",
+    "critic_free_advantages",
+    "drift_window",
     "gae_targets",
     "monte_carlo_targets",
+    "path_windows",
     "ppo_clip_loss",
     "value_loss",
     "vtrace_targets",
     "whiten",
+    "window_weights",
 ]

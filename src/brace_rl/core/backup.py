@@ -47,84 +47,102 @@ def finished(start: Tensor) -> Backup:
     return Backup(coef=nothing, offset=nothing, start=start, largest_coef=0.0)
 
 
+def capped(ratios: Tensor, clip: float) -> Tensor:
+    """``min(clip, w)``, held finite even without a cap, so that no infinity meets a zero."""
+    return ratios.clamp(max=min(clip, _ceiling(ratios.dtype)))
+
+
+def trace_coefficients(ratios: Tensor, continues: Tensor, *, c_clip: float, discount: float) -> Tensor:
+    """``[N]`` ``discount min(c_clip, w_t)``, 0 at the last token of a response and outside responses."""
+    return capped(ratios, c_clip).mul_(continues if discount == 1.0 else continues * discount)
+
+
+class _Buffer(NamedTuple):
+    """A sequence followed by a margin of zeros, and the views of it that begin ``n`` later."""
+
+    head: Tensor
+    shifted: dict[int, Tensor]
+
+
 class Workspace:
     """Buffers for sequences of one length, reused from chunk to chunk.
 
     A shift by ``n`` must not copy, so every buffer is longer than the sequence by the largest shift, and that margin
     stays zero. Two buffers per quantity, because an operation must not write what it still reads.
+
+    Args:
+        length: of the sequences.
+        largest_shift: a power of two, from :func:`largest_shift` or :func:`largest_shift_each`.
     """
 
     def __init__(self, *, length: int, largest_shift: int, dtype: torch.dtype, device: torch.device) -> None:
         self.length = length
-        buffers = torch.zeros(6, length + largest_shift, dtype=dtype, device=device).unbind(0)
-        shifts = [1 << i for i in range(largest_shift.bit_length())]
+        self._shifts = [1 << i for i in range(largest_shift.bit_length())]
+        self._ceiling = _ceiling(dtype)
         # Views are made once: on the CPU, slicing costs as much as the arithmetic on a cached chunk.
-        self._heads = [b[:length] for b in buffers]
-        self._shifted = [{n: b[n : n + length] for n in shifts if n <= largest_shift} for b in buffers]
+        self._coef, self._next_coef, self._offset, self._next_offset, self._u, self._next_u = (
+            _Buffer(head=x[:length], shifted={n: x[n : n + length] for n in self._shifts})
+            for x in torch.zeros(6, length + largest_shift, dtype=dtype, device=device).unbind(0)
+        )
 
     def apply(self, backup: Backup, times: int) -> Tensor:
-        """``u`` after ``times`` applications to ``backup.start``; a view that the next call overwrites.
+        """``[N]`` after ``times`` applications to ``backup.start``; a view that the next call overwrites.
 
         Args:
             backup: maps over sequences of this workspace's length.
-            times: number of applications, at least 0; shifts reach ``times / 2`` rounded up to a power of two.
+            times: at least 0; its largest shift must not exceed the workspace's.
         """
-        coef, next_coef, offset, next_offset, u, next_u = range(6)
-        head, shifted = self._heads, self._shifted
-        head[coef].copy_(backup.coef)
-        head[offset].copy_(backup.offset)
-        head[u].copy_(backup.start)
-        ceiling = _ceiling(head[coef].dtype)
+        self._load(backup)
         n = 1
         while times > 0:
-            # The last power is applied twice rather than squared: one pass instead of two.
+            # Up to three more applications are cheaper than squaring once more, which takes two passes.
             for _ in range(times if times <= 3 else times % 2):
-                torch.addcmul(head[offset], head[coef], shifted[u][n], out=head[next_u])
-                u, next_u = next_u, u
+                torch.addcmul(self._offset.head, self._coef.head, self._u.shifted[n], out=self._next_u.head)
+                self._u, self._next_u = self._next_u, self._u
             if times <= 3:
                 break
-            torch.addcmul(head[offset], head[coef], shifted[offset][n], out=head[next_offset])
-            torch.mul(head[coef], shifted[coef][n], out=head[next_coef])
-            if _may_overflow(backup.largest_coef, 2 * n, ceiling):
-                head[next_coef].clamp_(max=ceiling)
-            coef, next_coef, offset, next_offset = next_coef, coef, next_offset, offset
+            self._square(n, backup.largest_coef)
             times //= 2
             n *= 2
-        return head[u]
+        return self._u.head
 
     def apply_each(self, backup: Backup, times: Tensor) -> Tensor:
-        """As :meth:`apply`, with a number of applications of its own for every position.
+        """``[N]`` as :meth:`apply`, with a number of applications of its own for every position.
 
         Args:
             backup: maps over sequences of this workspace's length.
-            times: ``[N]`` int64, at least 0. Its cost grows with the logarithm of the largest shift the workspace was made for.
+            times: ``[N]`` int64, at least 0 and below twice the workspace's largest shift.
         """
-        coef, next_coef, offset, next_offset, start, _ = range(6)
-        head, shifted = self._heads, self._shifted
-        head[coef].copy_(backup.coef)
-        head[offset].copy_(backup.offset)
-        head[start].copy_(backup.start)
-        ceiling = _ceiling(head[coef].dtype)
-        # `position` is where the part composed so far, x -> total + product x, expects its argument from.
+        self._load(backup)
+        # What has been composed so far is x -> total + product x, and takes its argument from `position`. Beyond the
+        # end of a response the product is 0, so the last position may stand for all that lie further.
+        end = self.length - 1
         position = torch.arange(self.length, device=times.device)
-        total = torch.zeros_like(backup.offset)
-        product = torch.ones_like(backup.coef)
-        for n in shifted[coef]:
-            take = (times & n) != 0
-            here = position.clamp(max=self.length - 1)
-            past_end = position >= self.length
-            step_offset = head[offset][here].masked_fill(past_end, 0.0)
-            step_coef = head[coef][here].masked_fill(past_end, 0.0)
-            total = torch.where(take, torch.addcmul(total, product, step_offset), total)
-            product = torch.where(take, (product * step_coef).clamp(max=ceiling), product)
-            position = position + (times & n)
-            torch.addcmul(head[offset], head[coef], shifted[offset][n], out=head[next_offset])
-            torch.mul(head[coef], shifted[coef][n], out=head[next_coef])
-            if _may_overflow(backup.largest_coef, 2 * n, ceiling):
-                head[next_coef].clamp_(max=ceiling)
-            coef, next_coef, offset, next_offset = next_coef, coef, next_offset, offset
-        tail = head[start][position.clamp(max=self.length - 1)]
-        return torch.addcmul(total, product, tail)
+        total, product = torch.zeros_like(backup.offset), torch.ones_like(backup.coef)
+        for n in self._shifts:
+            take = (times & n) > 0
+            longer = torch.addcmul(total, product, self._offset.head.index_select(0, position))
+            total = torch.where(take, longer, total)
+            longer = product * self._coef.head.index_select(0, position)
+            product = torch.where(take, longer.clamp_(max=self._ceiling), product)
+            position = (position + (times & n)).clamp_(max=end)
+            self._square(n, backup.largest_coef)
+        return torch.addcmul(total, product, self._u.head.index_select(0, position))
+
+    def _load(self, backup: Backup) -> None:
+        self._coef.head.copy_(backup.coef)
+        self._offset.head.copy_(backup.offset)
+        self._u.head.copy_(backup.start)
+
+    def _square(self, n: int, largest_coef: float) -> None:
+        """From the maps of ``n`` applications to those of ``2 n``."""
+        torch.addcmul(self._offset.head, self._coef.head, self._offset.shifted[n], out=self._next_offset.head)
+        torch.mul(self._coef.head, self._coef.shifted[n], out=self._next_coef.head)
+        # A product held at the largest float keeps infinity times zero, hence NaN, out of the compositions.
+        if largest_coef > 1.0 and 2 * n * math.log(largest_coef) > math.log(self._ceiling):
+            self._next_coef.head.clamp_(max=self._ceiling)
+        self._coef, self._next_coef = self._next_coef, self._coef
+        self._offset, self._next_offset = self._next_offset, self._offset
 
 
 def largest_shift(times: int) -> int:
@@ -139,8 +157,3 @@ def largest_shift_each(longest: int) -> int:
 
 def _ceiling(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).max
-
-
-def _may_overflow(largest_coef: float, length: int, ceiling: float) -> bool:
-    # A product held at the largest float keeps infinity times zero, hence NaN, out of the compositions.
-    return largest_coef > 1.0 and length * math.log(largest_coef) > math.log(ceiling)

@@ -3,9 +3,9 @@
     Zhao, Xie, Zheng, Lu, Gong, Chen: BRACE: Anchored Bellman-Residual Correction for Stale Critics in Asynchronous RL,
     arXiv 2609.09783. Equation numbers are that paper's.
 
-A response has policy tokens ``0 .. T``. ``V_t`` is the value of the state *before* token ``t``, ``V_{T+1} = 0``; ``r_t`` is
-the reward received on emitting token ``t``. The token was sampled by ``mu`` (the behaviour policy, which may be several
-weight versions) and is judged by ``pi`` (the policy before the update). With
+A response has policy tokens ``0 .. T``. ``V_t`` is the value of the state *before* token ``t``, ``V_{T+1} = 0``, and
+``r_t`` the reward received on emitting token ``t``. The token was sampled by ``mu`` (the behaviour policy, which may be
+several weight versions) and is judged by ``pi`` (the policy before the update). With
 
     w_t = pi(a_t|s_t) / mu(a_t|s_t),   rho_t = min(rho_clip, w_t),   c_t = lam * min(c_clip, w_t),
     delta_t = r_t + gamma V_{t+1} - V_t,
@@ -22,7 +22,8 @@ Common arguments
         nothing but ``rewards`` is read: NaN there changes nothing. Time counts policy tokens only. A reward on a
         non-policy token belongs to the policy token before it. A row without policy tokens gives zeros.
     bootstrap_values: ``[B]``, the value after the last token of a response that was cut off, 0 for one that ended; None
-        (the paper) bootstraps nothing. With ``segment_ids`` it is ``[B, T]``, read at the last policy token of each response.
+        (the paper) bootstraps nothing. With ``segment_ids`` it is ``[B, T]``, read at the last policy token of each
+        response.
     segment_ids: ``[B, T]`` integers, for rows that hold several responses: a response is a run of equal ids, its tool
         output included. None means one response per row.
     check_inputs: look at the data for NaN and misplaced rewards, for which a GPU must wait. Shapes, dtypes and options
@@ -44,9 +45,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from brace_rl.core.backup import Backup, Workspace, finished, largest_shift, largest_shift_each
+from brace_rl.core.backup import Backup, Workspace, capped, finished, largest_shift, trace_coefficients
 from brace_rl.core.checks import check_options, check_window, checked_tokens
-from brace_rl.core.layout import Steps, Tokens, needs_moving, next_of, place, row_chunks, steps_of
+from brace_rl.core.layout import Steps, Tokens, next_of
+from brace_rl.core.solve import corrections
 
 
 class ValueTargets(NamedTuple):
@@ -83,31 +85,26 @@ def brace_targets(
                        + gamma^{j-s} (prod_{i=s}^{j-1} c_i) (G_j - V_j),       G_j = sum_{t>=j} gamma^{t-j} r_t
         A_s = r_s + gamma target_{s+1} - V_s,                                  target_{T+1} = 0      (Eq. 27)
 
-    that is, ``window`` corrected one-step backups of the Monte-Carlo residual ``G - V``. The last residual keeps weight
-    1, so the target of the last policy token is always its reward.
-
-    Special cases: ``window = 0`` is :func:`monte_carlo_targets`; ``window >= T`` is :func:`vtrace_targets` but for the
-    weight of the last residual; ``pi = mu`` with ``gamma = lam = 1`` is the return at every position.
+    that is, ``window`` corrected one-step backups of the Monte-Carlo residual ``G - V``. Special cases: ``window = 0``
+    is :func:`monte_carlo_targets`; ``window >= T`` is :func:`vtrace_targets` but for the last residual, which keeps
+    weight 1; ``pi = mu`` with ``gamma = lam = 1`` is the return everywhere; the last token's target is its reward.
 
     Args:
         window: policy tokens to correct, at least 0: an int, or an int tensor, one number or ``[B, T]`` with a window
             for each position (see :mod:`brace_rl.core.windows`). The cost grows with its logarithm.
-        rho_clip: cap of the residual's ratio. The fixed point of the corrected part is the value of
-            ``pi_rho ~ min(rho_clip mu, pi)``.
-        c_clip: cap of the trace's ratio. Above 1 it lets the return keep its weight on average; ``c_clip^window``
-            bounds that weight.
+        rho_clip: cap of the residual's ratio; the window's own fixed point is the value of ``~ min(rho_clip mu, pi)``.
+        c_clip: cap of the trace's ratio; ``c_clip^window`` bounds the weight of the return.
         gamma: discount per policy token.
-        lam: multiplies every trace coefficient. Below 1 it takes the return's weight away within ``1 / (1 - lam)``
-            tokens.
+        lam: multiplies every trace coefficient; below 1 the return loses its weight in about ``1 / (1 - lam)`` tokens.
     """
     check_options(rho_clip=rho_clip, c_clip=c_clip, gamma=gamma, lam=lam)
 
     def backup(steps: Steps) -> Backup:
         ratios = steps.log_ratios.exp()
         is_last = steps.is_policy - steps.continues
-        weights = ratios.clamp(max=rho_clip).mul_(steps.continues).add_(is_last)
+        weights = capped(ratios, rho_clip).mul_(steps.continues).add_(is_last)
         return Backup(
-            coef=_trace(ratios, steps, c_clip, gamma * lam),
+            coef=trace_coefficients(ratios, steps.continues, c_clip=c_clip, discount=gamma * lam),
             offset=_residuals(steps, gamma).mul_(weights),
             start=_suffix_sums(steps.rewards, steps, gamma).sub_(steps.values),
             largest_coef=c_clip * gamma * lam,
@@ -123,8 +120,8 @@ def brace_targets(
         segment_ids=segment_ids,
         check_inputs=check_inputs,
     )
-    window = check_window(window, policy_mask, check_inputs=check_inputs)
-    return _solve(tokens, backup, times=window, gamma=gamma, advantage=_one_step_advantage)
+    times = check_window(window, policy_mask, check_inputs=check_inputs)
+    return _solve(tokens, backup, times=times, gamma=gamma, advantage=_one_step_advantage)
 
 
 def capped_targets(
@@ -159,9 +156,9 @@ def capped_targets(
 
     def backup(steps: Steps) -> Backup:
         ratios = steps.log_ratios.exp()
-        offset = _residuals(steps, gamma).mul_(ratios.clamp(max=rho_clip))
+        offset = _residuals(steps, gamma).mul_(capped(ratios, rho_clip))
         return Backup(
-            coef=_trace(ratios, steps, c_clip, gamma * lam),
+            coef=trace_coefficients(ratios, steps.continues, c_clip=c_clip, discount=gamma * lam),
             offset=offset,
             start=_suffix_sums(offset, steps, gamma),
             largest_coef=c_clip * gamma * lam,
@@ -177,8 +174,8 @@ def capped_targets(
         segment_ids=segment_ids,
         check_inputs=check_inputs,
     )
-    window = check_window(window, policy_mask, check_inputs=check_inputs)
-    return _solve(tokens, backup, times=window, gamma=gamma, advantage=_one_step_advantage)
+    times = check_window(window, policy_mask, check_inputs=check_inputs)
+    return _solve(tokens, backup, times=times, gamma=gamma, advantage=_one_step_advantage)
 
 
 def vtrace_targets(
@@ -212,8 +209,8 @@ def vtrace_targets(
     def backup(steps: Steps) -> Backup:
         ratios = steps.log_ratios.exp()
         return Backup(
-            coef=_trace(ratios, steps, c_clip, gamma * lam),
-            offset=_residuals(steps, gamma).mul_(ratios.clamp(max=rho_clip)),
+            coef=trace_coefficients(ratios, steps.continues, c_clip=c_clip, discount=gamma * lam),
+            offset=_residuals(steps, gamma).mul_(capped(ratios, rho_clip)),
             start=torch.zeros_like(ratios),
             largest_coef=c_clip * gamma * lam,
         )
@@ -307,11 +304,6 @@ def monte_carlo_targets(
     return _solve(tokens, backup, times=0, gamma=gamma, advantage=_target_minus_value)
 
 
-def _trace(ratios: Tensor, steps: Steps, c_clip: float, factor: float) -> Tensor:
-    """``gamma c_t``, 0 at the last token of a response."""
-    return ratios.clamp(max=c_clip).mul_(steps.continues if factor == 1.0 else steps.continues * factor)
-
-
 def _residuals(steps: Steps, gamma: float) -> Tensor:
     """``delta_t = r_t + gamma V_{t+1} - V_t``."""
     return torch.add(steps.rewards, steps.next_values, alpha=gamma).sub_(steps.values)
@@ -345,28 +337,11 @@ def _solve(
     gamma: float,
     advantage: Callable[[Steps, Tensor, float], Tensor],
 ) -> ValueTargets:
-    """Work through the batch in chunks of rows: lay out, back up ``times`` times, put back."""
-    mask, segment_ids = tokens.policy_mask, tokens.segment_ids
-    columns = mask.shape[1]
-    targets = torch.empty(mask.shape, dtype=tokens.dtype, device=mask.device)
+    """Targets and advantages from the corrections of a batch."""
+    targets = torch.empty(tokens.policy_mask.shape, dtype=tokens.dtype, device=tokens.policy_mask.device)
     advantages = torch.empty_like(targets)
-    moving = needs_moving(mask, tokens.rewards, segment_ids)
-    if isinstance(times, int):
-        times = min(times, columns)
-    shift = largest_shift(times) if isinstance(times, int) else largest_shift_each(columns)
-    workspace: Workspace | None = None
-    for rows in row_chunks(mask):
-        placement = place(mask[rows], None if segment_ids is None else segment_ids[rows], moving=moving)
-        steps = steps_of(tokens, rows, placement, gamma)
-        length = steps.values.numel()
-        if workspace is None or workspace.length != length:
-            workspace = Workspace(length=length, largest_shift=shift, dtype=tokens.dtype, device=mask.device)
-        if isinstance(times, int):
-            correction = workspace.apply(backup(steps), times)
-        else:
-            each = placement.take(times.expand_as(mask)[rows]).clamp(max=columns)
-            correction = workspace.apply_each(backup(steps), each.flatten())
-        target = steps.values + correction
-        targets[rows] = placement.put(target.view(steps.shape))
-        advantages[rows] = placement.put(advantage(steps, target, gamma).view(steps.shape))
+    for chunk in corrections(tokens, backup, times=times, gamma=gamma):
+        target = chunk.steps.values + chunk.correction
+        targets[chunk.rows] = chunk.put(target)
+        advantages[chunk.rows] = chunk.put(advantage(chunk.steps, target, gamma))
     return ValueTargets(targets=targets, advantages=advantages)

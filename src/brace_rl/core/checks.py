@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from brace_rl.core.layout import Tokens, segment_runs
+from brace_rl.core.layout import Tokens, indicator, only_where, place_tokens, row_chunks, segment_runs
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -43,9 +43,10 @@ def checked_tokens(
         check_segment_ids(segment_ids, policy_mask)
     if bootstrap_values is not None:
         _check_bootstrap_shape(bootstrap_values, policy_mask, packed=segment_ids is not None)
+    finite = False
     if check_inputs:
         earned = {name: x for name, x in floats.items() if name != "rewards"}
-        check_finite(policy_mask, earned)
+        finite = check_finite(policy_mask, earned)
         _check_rewards(rewards, policy_mask, segment_ids)
         if bootstrap_values is not None:
             _check_bootstrap(bootstrap_values, policy_mask, segment_ids)
@@ -58,6 +59,7 @@ def checked_tokens(
         bootstrap_values=None if bootstrap_values is None else bootstrap_values.detach(),
         segment_ids=segment_ids,
         dtype=dtype,
+        finite=finite,
     )
 
 
@@ -98,7 +100,7 @@ def check_window(window: int | Tensor, policy_mask: Tensor, *, check_inputs: boo
             raise ValueError(f"window: negative at {_where(place)}; must be at least 0")
     if window.dim() == 0 and window.device.type == "cpu":
         return max(0, int(window))
-    return torch.where(policy_mask, window, 0)
+    return torch.where(policy_mask, window.detach(), 0)
 
 
 def check_shapes(policy_mask: Tensor, floats: Mapping[str, Tensor]) -> torch.dtype:
@@ -125,11 +127,11 @@ def check_segment_ids(segment_ids: Tensor, policy_mask: Tensor) -> None:
         )
 
 
-def check_finite(policy_mask: Tensor, tensors: Mapping[str, Tensor]) -> None:
-    """No NaN and no infinity at a policy token."""
+def check_finite(policy_mask: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+    """No NaN and no infinity at a policy token; returns whether there is none anywhere."""
     # Nearly always everything is finite, and then so is one sum: a single cheap pass and one look.
     if not tensors or math.isfinite(float(sum(x.detach().sum() for x in tensors.values()))):
-        return
+        return True
     for name, x in tensors.items():
         place = _first(policy_mask & ~torch.isfinite(x))
         if place is not None:
@@ -137,26 +139,47 @@ def check_finite(policy_mask: Tensor, tensors: Mapping[str, Tensor]) -> None:
                 f"{name}: {float(x[place])} at {_where(place)}, a policy token; mend what computed it, or take the "
                 "token out of policy_mask if the policy did not sample it"
             )
+    return False
+
+
+def check_rows(name: str, x: Tensor, policy_mask: Tensor, *, check_inputs: bool) -> None:
+    """``[B]``, one figure per row, finite where the row has policy tokens."""
+    if x.shape != policy_mask.shape[:1] or x.dtype not in _FLOATS or x.device != policy_mask.device:
+        raise ValueError(
+            f"{name}: got {_shape(x)} {x.dtype} on {x.device}, must be [{policy_mask.shape[0]}] floating point on "
+            f"{policy_mask.device}"
+        )
+    place = _first(policy_mask.any(1) & ~torch.isfinite(x)) if check_inputs else None
+    if place is not None:
+        raise ValueError(f"{name}: {float(x[place])} at {_where(place)}; must be finite")
 
 
 def _check_rewards(rewards: Tensor, policy_mask: Tensor, segment_ids: Tensor | None) -> None:
-    check_finite(torch.ones_like(policy_mask), {"rewards": rewards})
-    outside = rewards.ne(0) > policy_mask
-    if not bool(outside.any()):
-        return
-    begun = policy_mask.cumsum(1)
-    ever = begun[:, -1:]
-    if segment_ids is not None:
-        runs = segment_runs(segment_ids)
-        counts = torch.zeros_like(runs).scatter_add_(1, runs, policy_mask.long())
-        before = (counts.cumsum(1) - counts).gather(1, runs)
-        begun, ever = begun - before, counts.gather(1, runs)
-    place = _first(outside & (begun == 0) & (ever > 0))
-    if place is not None:
-        raise ValueError(
-            f"rewards: {float(rewards[place])} at {_where(place)} comes before the first policy token of its response, "
-            "so no action earned it; put it on the policy token it belongs to"
-        )
+    if not math.isfinite(float(rewards.detach().sum())):
+        place = _first(~torch.isfinite(rewards))
+        if place is not None:
+            raise ValueError(
+                f"rewards: {float(rewards[place])} at {_where(place)}; rewards are read everywhere, because one on a "
+                "tool token belongs to the policy token before it; use 0 where there is none"
+            )
+    for rows in row_chunks(policy_mask):
+        mask, reward = policy_mask[rows], rewards[rows]
+        if only_where(indicator(mask, rewards.dtype), reward):
+            continue
+        begun = mask.cumsum(1)
+        ever = begun[:, -1:]
+        if segment_ids is not None:
+            runs = segment_runs(segment_ids[rows])
+            counts = torch.zeros_like(runs).scatter_add_(1, runs, mask.long())
+            before = (counts.cumsum(1) - counts).gather(1, runs)
+            begun, ever = begun - before, counts.gather(1, runs)
+        place = _first(reward.ne(0) & (begun == 0) & (ever > 0))
+        if place is not None:
+            at = (place[0] + rows.start, place[1])
+            raise ValueError(
+                f"rewards: {float(rewards[at])} at {_where(at)} comes before the first policy token of its response, "
+                "so no action earned it; put it on the policy token it belongs to"
+            )
 
 
 def _check_bootstrap_shape(bootstrap_values: Tensor, policy_mask: Tensor, *, packed: bool) -> None:
@@ -174,19 +197,19 @@ def _check_bootstrap_shape(bootstrap_values: Tensor, policy_mask: Tensor, *, pac
 
 
 def _check_bootstrap(bootstrap_values: Tensor, policy_mask: Tensor, segment_ids: Tensor | None) -> None:
-    broken = ~torch.isfinite(bootstrap_values)
-    if segment_ids is None:
-        broken = broken & policy_mask.any(1)
-    else:
-        columns = torch.arange(policy_mask.shape[1], device=policy_mask.device).expand_as(policy_mask)
-        runs = segment_runs(segment_ids)
-        last = torch.full_like(runs, -1).scatter_reduce_(1, runs, torch.where(policy_mask, columns, -1), "amax")
-        broken = broken & (columns == last.gather(1, runs))
-    place = _first(broken)
-    if place is not None:
-        raise ValueError(
-            f"bootstrap_values: {float(bootstrap_values[place])} at {_where(place)}; use 0 for a response that ended"
-        )
+    for rows in row_chunks(policy_mask):
+        mask, bootstrap = policy_mask[rows], bootstrap_values[rows]
+        if segment_ids is None:
+            is_read = mask.any(1)
+        else:
+            placement = place_tokens(mask, segment_ids=segment_ids[rows], dtype=torch.float32)
+            is_read = placement.put(placement.is_policy - placement.continues) > 0
+        place = _first(is_read & ~torch.isfinite(bootstrap))
+        if place is not None:
+            at = (place[0] + rows.start, *place[1:])
+            raise ValueError(
+                f"bootstrap_values: {float(bootstrap_values[at])} at {_where(at)}; use 0 for a response that ended"
+            )
 
 
 def _first(wrong: Tensor) -> tuple[int, ...] | None:

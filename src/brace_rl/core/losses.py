@@ -94,7 +94,7 @@ def ppo_clip_loss(
     dual_clip: float | None = None,
     denominator: Tensor | float | None = None,
 ) -> LossResult:
-    """PPO's clipped policy loss (Schulman et al., arXiv 1707.06347), ratio ``w = pi / mu``: the mean over policy tokens of
+    """PPO's clipped policy loss (Schulman et al., arXiv 1707.06347): with ``w = pi / mu``, the mean over tokens of
 
         max(-A w, -A clip(w, 1 - clip_low, 1 + clip_high)),
 

@@ -16,6 +16,8 @@ MAX_MISMATCH = 0.1
 """Largest |log ratio| at staleness 0 that passes for rounding."""
 LOW_WINDOW_WEIGHT = 0.01
 HIGH_WINDOW_WEIGHT = 100.0
+ROUNDING_DRIFT = 1e-3
+"""Largest positive mean log ratio that passes for rounding and chance."""
 CRITIC_GRACE_STEPS = 10
 """Steps before a poor critic is worth a remark."""
 
@@ -26,11 +28,14 @@ def notes(run: RunData) -> list[str]:
 
 
 def balance(ledger: dict[str, float]) -> float | None:
-    """issued - (consumed + dropped + in flight): 0 when all prompts are accounted for, None when not counted."""
+    """issued - (consumed + dropped + in flight + buffered): 0 when all are accounted for, None when not counted.
+
+    Buffered prompts are answered, not consumed yet; a ledger that does not tell them apart counts them as in flight.
+    """
     names = ("consumed", "dropped", "in_flight")
     if "issued" not in ledger or any(name not in ledger for name in names):
         return None
-    return ledger["issued"] - sum(ledger[name] for name in names)
+    return ledger["issued"] - sum(ledger[name] for name in names) - ledger.get("buffered", 0)
 
 
 def _late_mean(run: RunData, key: str) -> float | None:
@@ -61,7 +66,7 @@ def _ledger(run: RunData) -> str:
     difference = balance(run.ledger())
     if not difference:
         return ""
-    return f"The ledger does not balance: issued − (consumed + dropped + in flight) = {difference:g}."
+    return f"The ledger does not balance: issued − (consumed + dropped + in flight + buffered) = {difference:g}."
 
 
 def _dropped(run: RunData) -> str:
@@ -118,7 +123,7 @@ def _identical(run: RunData) -> str:
 
 def _drift(run: RunData) -> str:
     drift = _late_mean(run, "drift/m")
-    if drift is None or drift <= 0:
+    if drift is None or drift <= ROUNDING_DRIFT:
         return ""
     return (
         f"The mean log of the capped ratio is positive ({drift:.2g}); that takes a mismatch between engine and trainer."

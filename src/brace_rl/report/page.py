@@ -5,14 +5,12 @@ from __future__ import annotations
 import html
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from brace_rl.errors import BraceError
+from brace_rl.files import write_text_atomic
 from brace_rl.report.charts import OTHER_FIGURES, chart_groups, named_seconds
 from brace_rl.report.notes import balance, notes
 from brace_rl.report.run_data import Evaluation, RunData, read_run
@@ -38,14 +36,7 @@ def write_report(run_dir: Path | str) -> Path:
     """
     run = read_run(run_dir)
     path = run.directory / "report.html"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(render(run).encode("utf-8", "replace"))
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise BraceError(f"{path}: cannot be written: {error.strerror}; free some space or mend the folder") from None
+    write_text_atomic(path, render(run))
     return path
 
 
@@ -108,13 +99,17 @@ def _headline(run: RunData) -> str:
         "schedule": describe_schedule(run),
         "seed": str(run.setting("run.seed", "unknown")),
         "steps": f"{int(run.rows[-1]['step']) if run.rows else 0} of {run.setting('optim.steps', '?')}",
-        "time": f"{seconds / 60:.1f} min" if isinstance(seconds, int | float) else "",
+        "time": _duration(seconds) if isinstance(seconds, int | float) else "",
     }
     items = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items() if value)
     return (
         f'<div class="head"><div class="card"><h3>Success before → after training</h3>{success}</div>'
         f'<div class="card"><dl>{items}</dl></div></div>'
     )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
 
 
 def _success(evaluation: Evaluation | None) -> str:
@@ -157,8 +152,8 @@ def _identity_table(run: RunData) -> str:
     heads = ("step", "seconds", "× tokens/s", "= product", "tokens counted", "difference", "seconds in phases")
     return (
         "<h2>Step time × throughput = tokens per step</h2>"
-        '<p class="soft">From three columns of metrics.jsonl. "All" adds seconds and tokens up and weighs throughput by '
-        f"time. Phases are timed one by one; what they lack of the step belongs to none.</p>{_table(heads, lines)}"
+        '<p class="soft">From three columns of metrics.jsonl. "All" adds up seconds and tokens, and weighs throughput '
+        f"by time. Phases are timed one by one; what they lack of the step belongs to none.</p>{_table(heads, lines)}"
     )
 
 
@@ -183,7 +178,7 @@ def _ledger_table(run: RunData) -> str:
     names = [name.replace("_", " ") for name in ledger]
     return (
         "<h2>Ledger</h2>"
-        '<p class="soft">Prompts: issued = consumed + dropped + in flight, which includes what was left at the end.</p>'
+        '<p class="soft">Prompts: issued = consumed + dropped + in flight + buffered (answered, not consumed).</p>'
         f"{_table(names, [[number(value) for value in ledger.values()]], verdict)}"
     )
 

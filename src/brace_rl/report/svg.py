@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from brace_rl.report.run_data import Series
@@ -18,9 +18,12 @@ BINS = 120
 """Stretches a long series is reduced to."""
 
 _WIDTH, _HEIGHT = 400, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 24
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 10, 24
 _SMOOTHING_SHARE = 0.08
 """Width of the moving average, as a share of the series."""
+_FLAT = 1e-4
+"""Values that differ by less, relative to their size, are drawn as constant: rounding, and more digits than fit."""
+_SMALLEST, _LARGEST = 1e-200, 1e200
 _LOG_SPAN = 50.0
 """A chart that allows it turns logarithmic when its largest value is this many times its smallest."""
 
@@ -80,6 +83,7 @@ def line_chart(
         reference: draws a dashed level (1 for ratios, 0 for explained variance).
         allow_log: take a logarithmic axis where values span orders of magnitude and all are positive.
     """
+    lines = [replace(line, points=_drawable(line.points)) for line in lines]
     values = [v for line in lines for _, v in line.points if math.isfinite(v)]
     values += [v for line in lines for pair in line.intervals if pair is not None for v in pair]
     if not values:
@@ -101,14 +105,15 @@ def stacked_chart(title: str, areas: Sequence[Line]) -> str:
     """Areas on top of each other; all have the same steps, NaN counts as 0."""
     if not areas or not areas[0].points:
         return ""
-    binned = [_bin_means(area.points) for area in areas]
+    binned = [_bin_means(_drawable(area.points)) for area in areas]
     steps = [step for step, _ in binned[0]]
     if len(steps) == 1:  # one step: draw it as a bar one step wide
         binned = [[(steps[0] - 0.5, points[0][1]), (steps[0] + 0.5, points[0][1])] for points in binned]
         steps = [step for step, _ in binned[0]]
     tops: list[list[float]] = [[0.0] * len(steps)]
     for points in binned:
-        tops.append([below + value for below, (_, value) in zip(tops[-1], points, strict=True)])
+        heights = [value if math.isfinite(value) else 0.0 for _, value in points]
+        tops.append([below + height for below, height in zip(tops[-1], heights, strict=True)])
     first, last = areas[0].points[0][0], areas[0].points[-1][0]
     axes = _Axes((first, last) if last > first else (steps[0], steps[-1]), _nice_range([0.0, *tops[-1]]))
     parts = [_grid(axes)]
@@ -141,10 +146,12 @@ def _svg(title: str, parts: Sequence[str]) -> str:
 
 def _grid(axes: _Axes) -> str:
     parts = []
-    for tick in _log_ticks(*axes.values) if axes.log else _ticks(*axes.values):
+    levels = _log_ticks(*axes.values) if axes.log else _ticks(*axes.values)
+    for tick in levels:
         y = axes.y(tick)
+        label = _tick_label(tick, tick if axes.log else levels[1] - levels[0])
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(f'<text x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{_tick_label(tick)}</text>')
+        parts.append(f'<text x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     for tick in _ticks(*axes.steps):
         if tick == int(tick) and tick >= 0:
             parts.append(f'<text x="{axes.x(tick):.1f}" y="{_HEIGHT - 7}" text-anchor="middle">{int(tick)}</text>')
@@ -153,12 +160,12 @@ def _grid(axes: _Axes) -> str:
 
 def _curve(line: Line, axes: _Axes) -> str:
     colour = f"c{line.colour}"
-    points = [(s, v) for s, v in line.points if not axes.log or not v <= 0]
+    points = line.points
     raw = _path(_bin_extremes(points), axes)
     parts = []
     if line.smooth and len(points) > 3 * _window(len(points)):
         parts.append(f'<path class="faint {colour}" d="{raw}"/>')
-        parts.append(f'<path class="line {colour}" d="{_path(_bin_means(_moving_average(points)), axes)}"/>')
+        parts.append(f'<path class="line {colour}" d="{_path(_moving_average(_bin_means(points)), axes)}"/>')
     else:
         parts.append(f'<path class="line {colour}" d="{raw}"/>')
     for pair, (step, _) in zip(line.intervals, line.points, strict=False):
@@ -186,6 +193,14 @@ def _path(points: Series, axes: _Axes) -> str:
     return "".join(pieces)
 
 
+def _drawable(points: Series) -> Series:
+    """Keeps the arithmetic of axes inside floating point: what is tinier is 0, what is larger counts as not finite."""
+    return [
+        (step, 0.0 if abs(value) < _SMALLEST else value if abs(value) < _LARGEST else math.nan)
+        for step, value in points
+    ]
+
+
 def _stretches(points: Series) -> list[Series]:
     size = len(points) / BINS
     return [points[round(i * size) : round((i + 1) * size)] for i in range(BINS)]
@@ -210,7 +225,7 @@ def _bin_means(points: Series) -> Series:
     reduced: Series = []
     for stretch in stretches:
         finite = [value for _, value in stretch if math.isfinite(value)]
-        mean = sum(finite) / len(finite) if finite else 0.0
+        mean = sum(finite) / len(finite) if finite else math.nan
         reduced.append((sum(step for step, _ in stretch) / len(stretch), mean))
     return reduced
 
@@ -223,13 +238,10 @@ def _moving_average(points: Series) -> Series:
     """Centred; the window is cut off at both ends; values that are not finite are left out."""
     finite = [(step, value) for step, value in points if math.isfinite(value)]
     half = _window(len(finite)) // 2
-    sums = [0.0]
-    for _, value in finite:
-        sums.append(sums[-1] + value)
     averaged: Series = []
     for i, (step, _) in enumerate(finite):
-        low, high = max(0, i - half), min(len(finite), i + half + 1)
-        averaged.append((step, (sums[high] - sums[low]) / (high - low)))
+        window = [value for _, value in finite[max(0, i - half) : i + half + 1]]
+        averaged.append((step, sum(window) / len(window)))
     return averaged
 
 
@@ -245,11 +257,15 @@ def _nice_step(low: float, high: float, pieces: int = 4) -> float:
 
 def _nice_range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):  # flat, up to rounding
+    if high - low <= _FLAT * max(abs(low), abs(high)):
         margin = abs(high) / 2 or 1.0
         low, high = (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
-    step = _nice_step(low, high)
-    return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    step, next_step = 0.0, _nice_step(low, high)
+    while next_step > step * (1 + 1e-9):  # widening to whole ticks may ask for a coarser tick
+        step = next_step
+        low, high = math.floor(low / step + _FLAT) * step, math.ceil(high / step - _FLAT) * step
+        next_step = _nice_step(low, high)
+    return low, high
 
 
 def _log_range(values: Sequence[float]) -> tuple[float, float]:
@@ -268,9 +284,14 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [10.0**exponent for exponent in range(first, last + 1, stride)]
 
 
-def _tick_label(value: float) -> str:
-    if abs(value) >= 10_000:
+def _tick_label(value: float, step: float) -> str:
+    """As many decimals as tell ticks ``step`` apart from each other."""
+    if step >= 1000:
         for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
             if abs(value) >= size:
-                return f"{value / size:.3g}{letter}" if abs(value) < 1e15 else f"{value:.0e}"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+                return f"{value / size:.4g}{letter}" if abs(value) < 1e15 else f"{value:.0e}"
+        return f"{value:.0f}"
+    decimals = next((d for d in range(6) if math.isclose(round(step, d), step, rel_tol=1e-6)), None)
+    if decimals is None:
+        return f"{value:.3g}".replace("e-0", "e-")
+    return f"{value:.{decimals}f}"

@@ -27,7 +27,7 @@ def build_task(config: TaskConfig, warm_start: WarmStartConfig, seed: int) -> Ta
     if config.name == "calculator":
         from brace_rl.tasks.calculator import CalculatorTask
 
-        return CalculatorTask(config, warm_start, seed)
+        return CalculatorTask(config, warm_start, seed, eval_split=config.eval_split)
     if config.name == "gsm8k_tool":
         from brace_rl.tasks.gsm8k import Gsm8kTask
 

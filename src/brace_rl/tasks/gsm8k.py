@@ -208,7 +208,7 @@ def solution_pieces(solution: str, *, most_calls: int) -> tuple[TranscriptPiece,
     """A GSM8K solution as a transcript: ``<<48/2=24>>`` becomes a call (policy) and its result (environment).
 
     Annotations past ``most_calls``, and any the calculator cannot evaluate, are dropped and their text kept. The result
-    is the calculator's own, which the annotation rounds now and then.
+    is the calculator's own text (``16`` for an annotated ``16.00``), as the environment will give it.
     """
     pieces: list[TranscriptPiece] = []
     text, end = "", 0

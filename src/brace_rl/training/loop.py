@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,6 +147,7 @@ class Trainer:
         self.backend.submit([self._request(index) for index in self.staleness.unanswered])
 
     def _step(self) -> None:
+        started = time.perf_counter()
         with self.clock("wait_rollouts"):
             groups = self._next_batch()
         trajectories = [t for group in groups for t in group.trajectories]
@@ -155,7 +157,7 @@ class Trainer:
         with self.clock("publish"):
             self._publish()
             self._issue()
-        self._record(metrics, trajectories)
+        self._record(metrics, trajectories, time.perf_counter() - started)
         every = self.config.run.checkpoint_every
         if every and self.learner.version % every == 0 and self.learner.version < self.config.optim.steps:
             self.save()
@@ -212,13 +214,14 @@ class Trainer:
             self.backend.publish(weights, version)
             self.published_version = version
 
-    def _record(self, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
+    def _record(self, metrics: dict[str, float], trajectories: list[Trajectory], seconds: float) -> None:
         step = self.learner.version
         metrics |= response_metrics(trajectories) | self.learner.clock.pop() | self.clock.pop()
-        seconds = sum(value for name, value in metrics.items() if name.startswith("time/"))
         metrics["time/step"] = seconds
         metrics["throughput/tokens_per_s"] = metrics["tokens/step"] / seconds
         metrics |= {f"ledger/{name}": float(count) for name, count in self.staleness.ledger().items()}
+        if self.staleness.dropped_mean_length is not None:
+            metrics["ledger/dropped_length_mean"] = self.staleness.dropped_mean_length
         metrics |= {"version": float(step), "backend/restarts": float(self.backend.restarts)}
         with self.clock("eval"):
             metrics |= self._evaluation(step)

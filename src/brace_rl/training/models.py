@@ -35,7 +35,7 @@ MAX_POSITIONS = 4096
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 # A model's own files sit at the top of its repository; `consolidated` repeats the weights in another layout.
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 _HUB_FILES_NOT_NEEDED = ["*/*", "consolidated*"]
 _TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
 
@@ -114,7 +114,7 @@ def read_actor(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         ModelError: as :func:`load_actor`.
     """
     _check_weights_present(folder)
-    model, report = _load(
+    model, report = load_library(
         folder,
         lambda: AutoModelForCausalLM.from_pretrained(
             folder,
@@ -145,9 +145,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     folder = _local_folder(path)
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
         raise ModelError(f"{folder}: has no tokenizer (tokenizer.json); save one beside the model")
-    tokenizer = _load(
-        folder, lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    )
+    tokenizer = load_library(folder, lambda: AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     if tokenizer.eos_token_id is None:
         raise ModelError(f"{folder}: its tokenizer names no eos_token, so no response could end; set one and save it")
     if tokenizer.pad_token_id is None:
@@ -187,7 +185,8 @@ class Critic(nn.Module):
     def __init__(self, backbone: nn.Module, hidden_size: int) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = nn.Linear(hidden_size, 1, dtype=torch.float32)
+        # By way of "meta" no random number is drawn for weights that are then zeroed.
+        self.head = nn.Linear(hidden_size, 1, dtype=torch.float32, device="meta").to_empty(device="cpu")
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -229,6 +228,22 @@ def quiet_transformers() -> Iterator[None]:
         transformers.logging.set_verbosity(level)
         if bars:
             transformers.logging.enable_progress_bar()
+
+
+def load_library(source: Path, load: Callable[[], Any]) -> Any:
+    """Call ``load``, which reads ``source`` through ``transformers``, quietly.
+
+    Raises:
+        ModelError: whatever goes wrong inside, as one line that names ``source``.
+    """
+    try:
+        with quiet_transformers():
+            return load()
+    except Exception as error:
+        if is_disk_full(error) or isinstance(error, MemoryError):
+            raise
+        reason = _NEEDS_CODE if "trust_remote_code" in str(error) else f"cannot be loaded: {_one_line(error)}"
+        raise ModelError(f"{source}: {reason}") from error
 
 
 def _local_folder(source: str | Path) -> Path:
@@ -287,18 +302,6 @@ def _check_weights_present(folder: Path) -> None:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise ModelError(f"{folder}: has only pickled weights, which are never loaded; save it as safetensors first")
     raise ModelError(f"{folder}: has no weights (*.safetensors)")
-
-
-def _load(folder: Path, load: Callable[[], Any]) -> Any:
-    """Call ``load``; whatever goes wrong inside ``transformers`` is that folder's fault and becomes one line."""
-    try:
-        with quiet_transformers():
-            return load()
-    except Exception as error:
-        if is_disk_full(error) or isinstance(error, MemoryError):
-            raise
-        reason = _NEEDS_CODE if "trust_remote_code" in str(error) else f"cannot be loaded: {_one_line(error)}"
-        raise ModelError(f"{folder}: {reason}") from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -112,6 +112,7 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
                 "eval_before": trainer.evaluations.get("before"),
                 "eval_after": trainer.evaluations.get("after"),
                 "ledger": trainer.staleness.ledger(),
+                "dropped_length_mean": trainer.staleness.dropped_mean_length,
                 "steps": trainer.learner.version,
                 "seconds": time.monotonic() - started,
             }

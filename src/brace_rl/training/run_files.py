@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 from brace_rl.config import Config
 from brace_rl.errors import BraceError, ConfigError
+from brace_rl.files import is_disk_full, write_json_atomic, write_text_atomic
 from brace_rl.training.types import Trajectory
 
 NON_FINITE = "non_finite"
@@ -86,8 +87,8 @@ class RunWriter:
             raise
 
     def _start(self, settings: Mapping[str, Any], trackers: Sequence[str], resume_step: int | None) -> None:
-        write_json(self.directory / "config.json", settings)
-        write_text(self.directory / "config.toml", to_toml(settings))
+        write_json_atomic(self.directory / "config.json", settings)
+        write_text_atomic(self.directory / "config.toml", to_toml(settings))
         for name in trackers:
             self._trackers[name] = _open_tracker(name, self.directory, settings, resume_step)
 
@@ -169,26 +170,6 @@ def sample_record(trajectory: Trajectory, tokenizer: Decoder, *, step: int) -> d
         "tokens": len(trajectory.response_ids),
         "versions": [[version, len(list(run))] for version, run in groupby(trajectory.policy_versions)],
     }
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Replace ``path`` as a whole. Raises BraceError when it cannot be written; the old file is kept then."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` as a whole. Raises BraceError when it cannot be written; the old file is kept then."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(text.encode("utf-8", "replace"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from None
 
 
 def to_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
@@ -294,7 +275,7 @@ def _cut_after(path: Path, last_step: int) -> None:
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] <= last_step:
             kept.append(line.decode("utf-8") + "\n")
-    write_text(path, "".join(kept))
+    write_text_atomic(path, "".join(kept))
 
 
 def _append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -303,7 +284,7 @@ def _append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     try:
         with path.open("ab") as file:
             size = file.tell()
-            file.write(text.encode("utf-8", "replace"))
+            file.write(text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         with suppress(OSError):
             os.truncate(path, size)
@@ -311,7 +292,9 @@ def _append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _cannot_write(path: Path, error: OSError) -> BraceError:
-    return BraceError(f"{path}: cannot be written: {error.strerror}; free some space or mend the folder, then resume")
+    if is_disk_full(error):
+        return BraceError(f"{path}: no space left on the disk; free some space, then resume the run")
+    return BraceError(f"{path}: cannot be written: {error.strerror}; mend the folder, then resume the run")
 
 
 def _number(name: str, value: Any) -> float:

@@ -49,7 +49,7 @@ def warm_start(
         torch.nn.utils.clip_grad_norm_(actor.parameters(), config.optim.max_grad_norm)
         optimizer.step()
         if (step + 1) % max(1, settings.steps // 10) == 0:
-            report(step + 1, float(loss))
+            report(step + 1, float(loss.detach()))
 
 
 def _schedule(step: int, steps: int) -> float:

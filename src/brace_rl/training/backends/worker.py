@@ -5,7 +5,7 @@ Commands and results are pickled: both ends are processes of one run, and nothin
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import pickle
 import signal
 import traceback
@@ -83,7 +83,6 @@ def serve(
     threads: int,
     commands: Connection,
     results: Connection,
-    trainer_pid: int,
 ) -> None:
     """Build the driver, then obey and generate until the trainer is gone. What the driver raises is sent."""
     # Ctrl-C reaches every process of the terminal; the trainer decides what it means.
@@ -92,7 +91,7 @@ def serve(
     torch.set_num_threads(threads)
     with suppress(_TrainerGoneError):
         try:
-            _generate(factory.build(), buffers, commands, results, trainer_pid)
+            _generate(factory.build(), buffers, commands, results)
         except _TrainerGoneError:
             raise
         except Exception as error:
@@ -105,9 +104,9 @@ def _generate(
     buffers: Sequence[SharedWeights],
     commands: Connection,
     results: Connection,
-    trainer_pid: int,
 ) -> None:
-    while os.getppid() == trainer_pid:
+    trainer = multiprocessing.parent_process()
+    while trainer is not None and trainer.is_alive():
         wait_s = 0.0 if driver.unfinished else ORPHAN_CHECK_S
         while (command := _next_command(commands, wait_s)) is not None:
             if isinstance(command, Weights):

@@ -17,10 +17,14 @@ from brace_rl.training.engines.base import Engine
 from brace_rl.training.engines.kv_slots import KVSlots, RowStates
 from brace_rl.training.engines.sampling import Draw, counter_uniforms, draw
 from brace_rl.training.engines.stopping import StopRule
+from brace_rl.training.engines.weights import load_weights
 from brace_rl.training.types import Generation, GenerationRequest
 
 _PREFILL_TOKENS = 8192
 """Most padded new tokens of one prefill forward (a single longer row goes alone); bounds its memory."""
+_JOIN_SHARE = 16
+"""Turns join once this fraction (1/16) of the slots is free: a prefill has a fixed cost worth sharing, and an empty
+slot for a few steps costs less. Fewer than 32 slots are refilled one by one."""
 _PAD_ID = 0
 """Fed at masked positions; any id of the vocabulary will do."""
 
@@ -175,7 +179,7 @@ class EmbeddedEngine(Engine):
         Raises:
             ModelError: names or shapes that are not the model's. The weights are unchanged then.
         """
-        _load_weights(self._model, weights)
+        load_weights(self._model, weights)
         self.version = version
         self._parked.clear()
         self._cache.clear()
@@ -227,6 +231,9 @@ class EmbeddedEngine(Engine):
     def _admit(self) -> list[tuple[_Row, _Parked | None]]:
         """Turns for the free slots, each with what is cached of its context."""
         joining: list[tuple[_Row, _Parked | None]] = []
+        free = self._slots - len(self._rows)
+        if self._rows and not self._stale_cache and free < self._slots // _JOIN_SHARE:
+            return joining
         while len(self._rows) + len(joining) < self._slots and (self._continuing or self._waiting):
             request = (self._continuing or self._waiting).popleft()
             parked = self._parked.pop(request.session, None)
@@ -384,35 +391,3 @@ def _forward_arguments(model: Any) -> frozenset[str]:
             "otherwise); the embedded engine cannot run it"
         )
     return names
-
-
-def _load_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
-    """Copy all or nothing. Names tied to each other are one tensor, given by at least one of them."""
-    own: dict[str, Tensor] = model.state_dict()
-    groups: dict[tuple[int, torch.Size, tuple[int, ...]], list[str]] = {}
-    for name, tensor in own.items():
-        groups.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), []).append(name)
-    missing = [names[0] for names in groups.values() if not any(name in weights for name in names)]
-    unexpected = [name for name in weights if name not in own]
-    if missing or unexpected:
-        raise ModelError(f"weights do not fit the model: {_list('missing', missing)}{_list('unknown', unexpected)}")
-    for name, tensor in weights.items():
-        if tensor.shape != own[name].shape:
-            raise ModelError(
-                f"weights do not fit the model: {name} has shape {tuple(tensor.shape)}, "
-                f"the model's is {tuple(own[name].shape)}"
-            )
-    for names in groups.values():
-        given = [weights[name] for name in names if name in weights]
-        if any(other.data_ptr() != given[0].data_ptr() and not torch.equal(other, given[0]) for other in given[1:]):
-            raise ModelError(f"weights do not fit the model: it ties {' and '.join(names)}, which differ here")
-    for names in groups.values():
-        own[names[0]].copy_(next(weights[name] for name in names if name in weights))
-
-
-def _list(what: str, names: Sequence[str], shown: int = 3) -> str:
-    """``what a, b, c and 5 more; `` or nothing."""
-    if not names:
-        return ""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"{what} {', '.join(names[:shown])}{more}; "

@@ -1,0 +1,1 @@
+"""Measurements anyone can repeat: each returns plain rows, printed by `brace bench`."""

@@ -1,0 +1,56 @@
+"""New weights for a model that is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from brace_rl.errors import ModelError
+
+
+@torch.no_grad()
+def load_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
+    """Copy all of a ``state_dict`` into a model, or nothing.
+
+    Names the model ties to each other are one tensor, given under at least one of them. Values are converted to the
+    model's dtype and device.
+
+    Raises:
+        ModelError: a name is missing or unknown, a shape differs, or tied names come with different values.
+    """
+    own: dict[str, Tensor] = model.state_dict()
+    groups: dict[tuple[int, torch.Size, tuple[int, ...]], list[str]] = {}
+    for name, tensor in own.items():
+        groups.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), []).append(name)
+    missing = [names[0] for names in groups.values() if not any(name in weights for name in names)]
+    unexpected = [name for name in weights if name not in own]
+    if missing or unexpected:
+        raise ModelError(f"weights do not fit the model: {_list('missing', missing)}{_list('unknown', unexpected)}")
+    for name, tensor in weights.items():
+        if tensor.shape != own[name].shape:
+            raise ModelError(
+                f"weights do not fit the model: {name} has shape {tuple(tensor.shape)}, "
+                f"the model's is {tuple(own[name].shape)}"
+            )
+    for names in groups.values():
+        given = [weights[name] for name in names if name in weights]
+        if not all(_same(given[0], other) for other in given[1:]):
+            raise ModelError(f"weights do not fit the model: it ties {' and '.join(names)}, which differ here")
+    for names in groups.values():
+        own[names[0]].copy_(next(weights[name] for name in names if name in weights))
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors hold the same numbers; NaN counts, so that a diverged model is not called untied."""
+    return first.data_ptr() == second.data_ptr() or torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+
+
+def _list(what: str, names: Sequence[str], shown: int = 3) -> str:
+    """``what a, b, c and 5 more; `` or nothing."""
+    if not names:
+        return ""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{what} {', '.join(names[:shown])}{more}; "

@@ -1,0 +1,364 @@
+"""The episode driver: token-exactness, turns, limits, failures, determinism. Fakes only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+
+import pytest
+from fakes import (
+    FakeEngine,
+    FakeTask,
+    FakeTokenizer,
+    ScriptedEnvironment,
+    fake_request,
+    fake_weights,
+)
+
+from brace_rl.config import Config
+from brace_rl.errors import DataError
+from brace_rl.tasks.base import Environment, Problem, StepResult
+from brace_rl.training.backends.inline import InlineBackend
+from brace_rl.training.rollout import DriverSpec, RolloutDriver
+from brace_rl.training.types import (
+    NOT_A_POLICY_TOKEN,
+    GenerationRequest,
+    RolloutGroup,
+    SamplingParams,
+    Trajectory,
+    derive_seed,
+)
+
+TOKENIZER = FakeTokenizer()
+SOLVED = StepResult(reward=1.0, done=True, success=True, info={"turns": 2.0})
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def replies(*turns: str) -> Callable[[GenerationRequest], str]:
+    """Turn ``i`` of every episode, found by counting the observations in the context."""
+
+    def reply(request: GenerationRequest) -> str:
+        return turns[TOKENIZER.decode(request.token_ids).count("=")]
+
+    return reply
+
+
+def driver(engine: FakeEngine, task: FakeTask | None = None, **limits: float) -> RolloutDriver:
+    return RolloutDriver(engine, task or FakeTask(), TOKENIZER, **{"max_prompt_tokens": 64, **limits})
+
+
+def finish(driver: RolloutDriver) -> list[RolloutGroup]:
+    groups: list[RolloutGroup] = []
+    while driver.unfinished:
+        groups += driver.advance()
+    return groups
+
+
+def only(driver: RolloutDriver) -> Trajectory:
+    (group,) = finish(driver)
+    (trajectory,) = group.trajectories
+    lists = ("policy_mask", "behavior_logprobs", "behavior_entropies", "versions", "rewards")
+    assert {len(getattr(trajectory, name)) for name in lists} == {len(trajectory.response_ids)}
+    assert all(m for m, reward in zip(trajectory.policy_mask, trajectory.rewards, strict=True) if reward)
+    return trajectory
+
+
+def two_turns(max_response_tokens: int = 32, observation: str = "=3;") -> tuple[RolloutDriver, FakeEngine, FakeTask]:
+    task = FakeTask([StepResult(observation=observation, reward=0.25), SOLVED], stop=(")",))
+    engine = FakeEngine(reply=replies("(1+2)", "so 3"))
+    engine.update_weights(fake_weights(3), 3)
+    made = driver(engine, task)
+    made.submit([fake_request(0, max_response_tokens=max_response_tokens)])
+    return made, engine, task
+
+
+def test_response_is_the_sampled_ids_and_the_observation_ids_in_order() -> None:
+    made, _, task = two_turns()
+    trajectory = only(made)
+    assert trajectory.prompt_ids == ids("q0:")
+    assert trajectory.response_ids == ids("(1+2)") + ids("=3;") + ids("so 3") + [0]
+    assert trajectory.policy_mask == [True] * 5 + [False] * 3 + [True] * 5
+    assert trajectory.behavior_logprobs == [-3.0] * 5 + [0.0] * 3 + [-3.0] * 5
+    assert trajectory.behavior_entropies == [0.5] * 5 + [0.0] * 3 + [0.5] * 5
+    assert trajectory.versions == [3] * 5 + [NOT_A_POLICY_TOKEN] * 3 + [3] * 5
+    assert trajectory.rewards == [0.0] * 4 + [0.25] + [0.0] * 7 + [1.0]
+    assert (trajectory.success, trajectory.truncated, trajectory.turns) == (True, False, 2)
+    assert trajectory.info == {"turns": 2.0}
+    assert task.environments[0].actions == ["(1+2)", "so 3"]
+
+
+def test_the_next_turn_carries_the_whole_context_under_the_same_session_and_seed() -> None:
+    made, engine, _ = two_turns()
+    only(made)
+    first, second = engine.requests
+    assert list(second.token_ids) == ids("q0:(1+2)=3;")
+    assert (second.session, second.seed) == (first.session, first.seed)
+    assert (first.max_new_tokens, second.max_new_tokens) == (32, 32 - 8)
+    assert first.stop == (")",)
+    assert first.stop_token_ids == (0,)
+    assert engine.released == [first.session]
+
+
+def test_the_next_turn_is_submitted_in_the_step_that_finished_the_last() -> None:
+    made, engine, _ = two_turns()
+    while len(engine.requests) == 1:
+        assert engine.unfinished == 1
+        made.advance()
+    assert engine.unfinished == 1
+
+
+def test_the_action_keeps_tags_that_are_special_tokens_and_loses_the_closing_end_of_sequence() -> None:
+    task = FakeTask([SOLVED])
+    made = driver(FakeEngine(reply=lambda _: "<tag>7"), task)
+    made.submit([fake_request(0)])
+    assert only(made).response_ids == [1, ord("7"), 0]
+    assert task.environments[0].actions == ["<tag>7"]
+
+
+def test_samples_of_a_prompt_are_seeded_by_their_number_and_returned_in_order() -> None:
+    engine = FakeEngine(slots=2, newest_first=True)
+    made = driver(engine)
+    made.submit([fake_request(4, samples=3)])
+    (group,) = finish(made)
+    assert [t.sample_index for t in group.trajectories] == [0, 1, 2]
+    assert [r.seed for r in engine.requests] == [derive_seed(fake_request(4).seed, i) for i in range(3)]
+    assert len({tuple(t.response_ids) for t in group.trajectories}) == 3
+
+
+def test_responses_do_not_depend_on_batching() -> None:
+    def answers(slots: int, burst: int) -> dict[int, list[list[int]]]:
+        made = driver(FakeEngine(slots=slots, burst=burst, newest_first=slots > 2))
+        made.submit([fake_request(i, samples=2) for i in range(5)])
+        return {g.request.index: [t.response_ids for t in g.trajectories] for g in finish(made)}
+
+    assert answers(1, 1) == answers(3, 1) == answers(16, 5)
+
+
+def test_next_turns_are_queued_in_order_of_submission_whatever_the_engine_returns() -> None:
+    def sessions(newest_first: bool) -> list[str]:
+        engine = FakeEngine(reply=replies("(1)", "x"), newest_first=newest_first)
+        made = driver(engine, FakeTask([StepResult("="), SOLVED], stop=(")",)))
+        made.submit([fake_request(i) for i in range(3)])
+        finish(made)
+        return [request.session for request in engine.requests]
+
+    assert sessions(False) == sessions(True)
+
+
+def test_a_turn_cut_at_the_limit_is_truncated_and_never_shown_to_the_environment() -> None:
+    task = FakeTask()
+    made = driver(FakeEngine(), task)
+    made.submit([fake_request(0, max_response_tokens=6)])
+    trajectory = only(made)
+    assert len(trajectory.response_ids) == 6
+    assert (trajectory.truncated, trajectory.success, trajectory.reward, trajectory.info) == (True, False, 0.0, {})
+    assert task.environments == []
+
+
+def test_a_second_turn_cut_at_the_limit_keeps_the_reward_of_the_first() -> None:
+    made, _, task = two_turns(max_response_tokens=10)
+    trajectory = only(made)
+    assert trajectory.response_ids == ids("(1+2)=3;so")
+    assert (trajectory.truncated, trajectory.reward) == (True, 0.25)
+    assert len(task.environments[0].actions) == 1
+
+
+@pytest.mark.parametrize("limit", [5, 7, 8])
+def test_an_observation_that_leaves_no_room_for_a_token_is_left_out(limit: int) -> None:
+    made, _, _ = two_turns(max_response_tokens=limit)
+    trajectory = only(made)
+    assert trajectory.response_ids == ids("(1+2)")
+    assert (trajectory.truncated, trajectory.reward) == (True, 0.25)
+
+
+def test_an_episode_the_environment_ends_at_the_limit_is_not_truncated() -> None:
+    made, _, _ = two_turns(max_response_tokens=13)
+    trajectory = only(made)
+    assert len(trajectory.response_ids) == 13
+    assert (trajectory.truncated, trajectory.success) == (False, True)
+
+
+def test_the_models_context_limits_prompt_and_response_together() -> None:
+    made = driver(FakeEngine(), max_context_tokens=7)
+    made.submit([fake_request(0, max_response_tokens=50)])
+    trajectory = only(made)
+    assert len(trajectory.prompt_ids) + len(trajectory.response_ids) == 7
+    assert trajectory.truncated
+
+
+@pytest.mark.parametrize("limits", [{"max_prompt_tokens": 2}, {"max_context_tokens": 3}])
+def test_a_prompt_too_long_is_an_error_that_names_the_problem_and_queues_nothing(limits: dict[str, int]) -> None:
+    made = driver(FakeEngine(), **limits)
+    with pytest.raises(DataError, match="problem p0: its prompt has 3 tokens"):
+        made.submit([fake_request(0)])
+    assert made.unfinished == 0
+    assert made.advance() == []
+
+
+def test_tokens_kept_by_top_k_are_recorded_per_token_and_empty_for_observations() -> None:
+    engine = FakeEngine(reply=replies("(1)", "x"))
+    made = driver(engine, FakeTask([StepResult("=2"), SOLVED], stop=(")",)))
+    made.submit([fake_request(0, sampling=SamplingParams(top_k=1))])
+    trajectory = only(made)
+    assert trajectory.kept_ids == [[i] for i in ids("(1)")] + [[], []] + [[ord("x")], [0]]
+
+
+def test_versions_follow_weights_that_change_within_a_response() -> None:
+    made = driver(FakeEngine())
+    made.update_weights(fake_weights(0), 0)
+    made.submit([fake_request(0, max_response_tokens=4)])
+    made.advance()
+    made.update_weights(fake_weights(1), 1)
+    trajectory = only(made)
+    assert trajectory.versions == [0, 1, 1, 1]
+    assert trajectory.behavior_logprobs == [0.0, -1.0, -1.0, -1.0]
+
+
+class Meeting(Environment):
+    """Answers once as many environments as expected are waiting."""
+
+    def __init__(self, expected: int, waiting: list[asyncio.Future[None]]) -> None:
+        self.expected = expected
+        self.waiting = waiting
+
+    async def step(self, action: str) -> StepResult:
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        if len(self.waiting) == self.expected:
+            for future in self.waiting:
+                future.set_result(None)
+        await self.waiting[-1]
+        return SOLVED
+
+
+class TaskOf(FakeTask):
+    """A task whose environments a function makes."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        super().__init__()
+        self.make = make
+
+    def environment(self, problem: Problem) -> Environment:
+        return self.make()
+
+
+def test_environments_of_turns_that_finish_together_run_concurrently() -> None:
+    waiting: list[asyncio.Future[None]] = []
+    engine = FakeEngine(reply=lambda _: "x")
+    made = driver(engine, TaskOf(lambda: Meeting(3, waiting)), environment_timeout_s=5.0)
+    made.submit([fake_request(i) for i in range(3)])
+    assert all(g.trajectories[0].success for g in finish(made))
+
+
+class Forever(Environment):
+    async def step(self, action: str) -> StepResult:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+
+def broken_constructor() -> Environment:
+    raise OSError("no sandbox")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ScriptedEnvironment([ZeroDivisionError("boom")]),
+        lambda: ScriptedEnvironment([StepResult(reward=float("nan"), done=True)]),
+        Forever,
+        broken_constructor,
+    ],
+)
+def test_an_environment_that_fails_costs_its_response_and_nothing_else(
+    make: Callable[[], Environment], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = driver(FakeEngine(reply=lambda _: "x"), TaskOf(make), environment_timeout_s=0.01)
+    with caplog.at_level(logging.WARNING):
+        made.submit([fake_request(0, samples=2)])
+        (group,) = finish(made)
+    for trajectory in group.trajectories:
+        assert (trajectory.reward, trajectory.success, trajectory.truncated) == (0.0, False, False)
+        assert trajectory.info == {"environment_error": 1.0}
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["problem p0"]
+
+
+def test_a_failure_takes_back_the_reward_of_earlier_turns() -> None:
+    task = FakeTask([StepResult("=", reward=0.25), RuntimeError("boom")], stop=(")",))
+    made = driver(FakeEngine(reply=replies("(1)", "x")), task)
+    made.submit([fake_request(0)])
+    assert only(made).rewards == [0.0] * 6
+
+
+class ClientOfOneLoop(Environment):
+    """Keeps an object that only works in the event loop it was made in."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def step(self, action: str) -> StepResult:
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop()
+            return StepResult("=")
+        same = self.loop is asyncio.get_running_loop()
+        return StepResult(done=True, success=same)
+
+
+def test_all_turns_of_an_episode_are_awaited_in_one_event_loop() -> None:
+    made = driver(FakeEngine(reply=lambda _: "x"), TaskOf(ClientOfOneLoop))
+    made.submit([fake_request(0)])
+    assert only(made).success
+
+
+def test_an_abandoned_prompt_is_released_and_its_late_turns_are_ignored() -> None:
+    engine = FakeEngine(slots=1)
+    made = driver(engine)
+    made.submit([fake_request(0, max_response_tokens=3)])
+    made.advance()
+    made.abandon()
+    assert made.unfinished == 0
+    assert engine.released == [engine.requests[0].session]
+    made.submit([fake_request(0, max_response_tokens=3)])
+    (group,) = finish(made)
+    assert len(group.trajectories[0].response_ids) == 3
+
+
+class Broken(FakeEngine):
+    """Forgets the log-probs."""
+
+    def step(self):  # type: ignore[no-untyped-def]
+        finished = super().step()
+        for generation in finished:
+            generation.logprobs.clear()
+        return finished
+
+
+def test_an_engine_that_breaks_its_contract_is_an_error() -> None:
+    made = driver(Broken())
+    made.submit([fake_request(0)])
+    with pytest.raises(ValueError, match="turn of 8 tokens with figures for"):
+        finish(made)
+
+
+def test_driver_spec_survives_pickling() -> None:
+    spec = DriverSpec(Config(), "folder", slots=4)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def answers(backend: InlineBackend, requests: Sequence[object]) -> list[tuple[int, list[int], list[int]]]:
+    backend.publish(fake_weights(2), 2)
+    backend.submit(requests)
+    groups: list[RolloutGroup] = []
+    while len(groups) < len(requests):
+        groups += backend.collect()
+    return [(g.request.index, g.trajectories[0].response_ids, g.trajectories[0].versions) for g in groups]
+
+
+def test_inline_backend_repeats_exactly() -> None:
+    requests = [fake_request(i, max_response_tokens=3 + i) for i in range(4)]
+    first = answers(InlineBackend(driver(FakeEngine(slots=2))), requests)
+    assert first == answers(InlineBackend(driver(FakeEngine(slots=2))), requests)
+    assert {version for _, _, versions in first for version in versions} == {2}
