@@ -203,3 +203,18 @@ def test_with_exact_ratios_the_mean_target_follows_pi_for_the_window_and_then_mu
         mixed = mdp.value(torch.where(follows_pi, mdp.logprobs("pi"), mdp.logprobs("mu")))
         at_start = torch.arange(2**start - 1, 2 ** (start + 1) - 1)
         assert close(got[at_start], mixed[at_start])
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.4, 1.0])
+def test_path_windows_leave_the_windows_fixed_point_in_place(mdp, budget):
+    """They are stopping times: at V^{pi_rho} the mean target moves by the weighted gap at the window's end, no more."""
+    v_rho = mdp.value(mdp.truncated_policy(1.2))
+    gap = mdp.value(mdp.logprobs("mu")) - v_rho
+    batch = mdp.batch(v_rho)
+    ratios = {k: v for k, v in batch.items() if k not in ("values", "rewards")}
+    windows = core.path_windows(**ratios, budget=budget, c_clip=1.1)
+    targets = core.brace_targets(**batch, window=windows, rho_clip=1.2, c_clip=1.1).targets
+    weights = core.window_weights(**ratios, window=windows, c_clip=1.1)
+    arrival = torch.arange(STEPS) + windows
+    handed_over = weights * gap[mdp.states.gather(1, arrival)]
+    assert close(mdp.mean_under_mu(targets) - v_rho, mdp.mean_under_mu(handed_over))

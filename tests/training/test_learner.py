@@ -44,7 +44,7 @@ def make_learner(config, seed=0):
     actor = tiny_actor(seed)
     critic = Critic.from_actor(actor)
     torch.manual_seed(seed + 1)
-    torch.nn.init.normal_(critic.value_head.weight, std=0.5)
+    torch.nn.init.normal_(critic.head.weight, std=0.5)
     return Learner(actor, critic, config)
 
 

@@ -25,6 +25,7 @@ from brace_rl.training.types import GenerationRequest
 
 _PAGE_TOKENS = 32
 """Cache page of the transformers manager; its own default, 256, wastes most of a page on short responses."""
+_STOP_TIMEOUT_S = 10.0
 _WARM_UP_REQUESTS = 4
 
 
@@ -59,8 +60,8 @@ def compare_generation(
         manager_timeout_s: the transformers manager is given up after this; the row then says so.
 
     Returns:
-        Rows with ``method``, ``tokens``, ``seconds``, ``tokens_per_second``, ``relative`` (to ``generate()``), ``slots``,
-        ``threads`` and ``note``; the figures are None where the method could not run and ``note`` gives the reason.
+        Rows with ``method``, ``tokens``, ``seconds``, ``tokens_per_second``, ``relative`` (to ``generate()``),
+        ``slots``, ``threads`` and ``note``. The figures are None where the method could not run; ``note`` says why.
     """
     jobs = _jobs(requests, prompt_tokens, mean_new_tokens, max_new_tokens, vocabulary, seed)
     torch.manual_seed(seed)
@@ -72,6 +73,8 @@ def compare_generation(
         num_attention_heads=4,
         max_position_embeddings=prompt_tokens[1] + max_new_tokens,
         tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     model = LlamaForCausalLM(config).eval()
     engine = EmbeddedEngine(copy.deepcopy(model), None, slots=slots)
@@ -168,18 +171,18 @@ def _run_manager(model: Any, jobs: Sequence[_Job], slots: int, timeout_s: float)
             manager.add_request(list(job.prompt), max_new_tokens=job.new_tokens)
         tokens = finished = 0
         while finished < len(jobs):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{finished} of {len(jobs)} responses in {timeout_s:.0f} s")
             result = manager.get_result(timeout=1)
             if result is not None and result.is_finished():
                 if result.error is not None:
                     raise RuntimeError(result.error)
                 finished += 1
                 tokens += len(result.generated_tokens)
-            elif time.monotonic() > deadline:
-                raise TimeoutError(f"{finished} of {len(jobs)} responses in {timeout_s:.0f} s")
             elif not manager.is_running():
                 raise RuntimeError("its generation thread stopped")
     finally:
-        manager.stop(block=True, timeout=timeout_s)
+        manager.stop(block=True, timeout=_STOP_TIMEOUT_S)
         logger.setLevel(level)
     _check(tokens, jobs)
     return "log-probs recorded; keeps stale cache entries when weights change"
@@ -192,7 +195,6 @@ def _sampling_config(new_tokens: int) -> GenerationConfig:
         top_k=0,
         top_p=1.0,
         max_new_tokens=new_tokens,
-        eos_token_id=-1,  # no token has it: lengths are forced
         pad_token_id=0,
     )
 

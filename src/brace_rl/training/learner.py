@@ -192,7 +192,7 @@ class Learner:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def _refuse_fake_behavior(self, batch: Batch, target_logprobs: Tensor) -> None:
-        """Stale tokens whose log-ratio is exactly 0 were scored by the current policy, not by the one they came from."""
+        """Stale tokens whose log-ratio is exactly 0 were scored by the current policy, not when they were sampled."""
         if self.warming_up or self.version == self.config.optim.critic_warmup_steps:
             return  # the actor has not moved yet: mu is pi
         stale = batch.policy_mask & (batch.versions < self.version)

@@ -102,6 +102,18 @@ def test_a_freed_slot_is_filled_in_the_next_step(build_model, letters):
     assert finished_at == {"long": 9, "short": 2, "next": 9}
 
 
+def test_many_slots_are_refilled_together_and_nothing_waits_for_ever(build_model, letters):
+    engine = EmbeddedEngine(build_model(), letters, slots=32)
+    # One turn ends at every step; two of 32 slots must be free before the waiting ones join.
+    engine.submit([request(f"r{i}", [i, i + 1], 1 + i, seed=i) for i in range(34)])
+    finished = []
+    while engine.unfinished:
+        finished.append([result.session for result in engine.step()])
+    assert finished[:3] == [["r0"], ["r1"], ["r2"]]
+    # r32 and r33 join in step 3, once r0 and r1 have left.
+    assert finished.index(["r32"]) == 2 + 33 - 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_continued_session_equals_the_full_context_served_afresh(kind, build_model, letters, random_prompts):
     prompts = random_prompts(6, seed=3)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +14,9 @@ from torch import Tensor
 from brace_rl.errors import ModelError
 from brace_rl.training.engines.base import Engine
 from brace_rl.training.engines.kv_slots import KVSlots, RowStates
+from brace_rl.training.engines.model import forward_arguments, load_weights, max_positions
 from brace_rl.training.engines.sampling import Draw, counter_uniforms, draw
 from brace_rl.training.engines.stopping import StopRule
-from brace_rl.training.engines.weights import load_weights
 from brace_rl.training.types import Generation, GenerationRequest
 
 _PREFILL_TOKENS = 8192
@@ -66,19 +65,19 @@ class _Batch:
     top_ps: Tensor | None
     top_ks: Tensor | None
     width: int
-    truncates: list[bool] = field(default_factory=list)
+    truncates: list[bool]
 
 
 class EmbeddedEngine(Engine):
     """Generates turns with a causal language model of ``transformers``.
 
-    A step gives freed slots to queued turns, feeds what is new of them to the model in left-padded sub-batches, then
-    decodes one token for every turn in a slot. Turns whose session is still cached go first, otherwise first come,
-    first served. The cached tokens of a finished turn are copied out of its slot and kept until the session is
-    continued, released, or among the ``slots`` most recently finished no longer; slots themselves are never held by a
-    session that is not generating, so queued turns cannot wait for one.
+    A step gives free slots to queued turns (with many slots, once a sixteenth of them is free), feeds what is new of
+    them to the model in left-padded sub-batches, then decodes one token for every turn in a slot. Turns whose session
+    is still cached go first, otherwise first come, first served. The cached tokens of a finished turn are copied out
+    of its slot and kept until the session is continued, released, or no longer among the last ``slots`` to finish. A
+    session that is not generating never holds a slot, so queued turns cannot wait for one.
 
-    Each turn's context and output together are limited to the model's ``max_position_embeddings``: a turn that reaches
+    Context and output of a turn together are limited to the model's ``max_position_embeddings``: a turn that reaches
     it finishes with "length" early.
 
     Args:
@@ -100,9 +99,9 @@ class EmbeddedEngine(Engine):
         self._slots = slots
         self._device = model.device
         config = model.config.get_text_config(decoder=True)
-        self._max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self._max_positions = max_positions(config)
         self._vocabulary = model.get_input_embeddings().weight.shape[0]
-        self._forward_arguments = _forward_arguments(model)
+        self._forward_arguments = forward_arguments(model)
         self._waiting: deque[GenerationRequest] = deque()
         self._continuing: deque[GenerationRequest] = deque()
         self._unfinished: set[str] = set()
@@ -337,6 +336,7 @@ class EmbeddedEngine(Engine):
         token_ids = drawn.token_ids.tolist()
         logprobs, entropies = torch.stack((drawn.logprobs, drawn.entropies)).tolist()
         if not math.isfinite(sum(logprobs)):
+            self._stale_cache = True  # holds a token that was not accepted
             raise ModelError(f"the model's outputs under weight version {self.version} are not finite (NaN or inf)")
         if drawn.kept is not None:
             self._record_kept(drawn.kept, batch.truncates)
@@ -379,15 +379,3 @@ class EmbeddedEngine(Engine):
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.tensor(values, device=self._device)
-
-
-def _forward_arguments(model: Any) -> frozenset[str]:
-    """Names the model's forward takes, checked for what the cache needs."""
-    names = frozenset(inspect.signature(model.forward).parameters)
-    kind = model.config.model_type
-    if not names & {"cache", "past_key_values"} or "attention_mask" not in names or model.config.is_encoder_decoder:
-        raise ModelError(
-            f"{kind}: not a decoder with a key-value cache and an attention mask (state-space models keep their past "
-            "otherwise); the embedded engine cannot run it"
-        )
-    return names

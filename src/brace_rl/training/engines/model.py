@@ -1,7 +1,8 @@
-"""New weights for a model that is in use."""
+"""What the embedded engine asks of a ``transformers`` model besides its forward."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,32 @@ import torch
 from torch import Tensor
 
 from brace_rl.errors import ModelError
+
+
+def max_positions(config: Any) -> int | None:
+    """Longest sequence the model can take, or None for no limit."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Past this length the model changes the frequencies of the whole batch, cached keys included.
+        limit = rope.get("original_max_position_embeddings", limit)
+    return limit
+
+
+def forward_arguments(model: Any) -> frozenset[str]:
+    """Names the model's forward takes.
+
+    Raises:
+        ModelError: a key-value cache or an attention mask is not among them.
+    """
+    names = frozenset(inspect.signature(model.forward).parameters)
+    kind = model.config.model_type
+    if not names & {"cache", "past_key_values"} or "attention_mask" not in names or model.config.is_encoder_decoder:
+        raise ModelError(
+            f"{kind}: not a decoder with a key-value cache and an attention mask (state-space models keep their past "
+            "otherwise); the embedded engine cannot run it"
+        )
+    return names
 
 
 @torch.no_grad()
