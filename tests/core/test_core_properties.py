@@ -136,6 +136,17 @@ def test_low_precision_is_computed_and_returned_in_float32(estimator, dtype):
 
 
 @every_estimator
+@pytest.mark.parametrize("high", ["values", "rewards"])
+def test_one_float64_input_makes_everything_float64(estimator, high):
+    exact = random_batch(6)
+    mixed = {k: v.float() if v.is_floating_point() and k != high else v for k, v in exact.items()}
+    got = estimate(estimator, mixed, window=3)
+    assert got.targets.dtype == torch.float64
+    rounded = {k: v.double() if v.is_floating_point() else v for k, v in mixed.items()}
+    assert torch.equal(got.targets, estimate(estimator, rounded, window=3).targets)
+
+
+@every_estimator
 def test_float32_stays_close_over_thousands_of_tokens(estimator):
     g = torch.Generator().manual_seed(0)
     shape = (2, 5000)

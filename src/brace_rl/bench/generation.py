@@ -37,6 +37,7 @@ class _Job:
 
 def compare_generation(
     *,
+    device: torch.device | str = "cpu",
     requests: int = 192,
     slots: int = 64,
     prompt_tokens: tuple[int, int] = (10, 40),
@@ -51,9 +52,10 @@ def compare_generation(
     """Tokens per second of the three, one row each.
 
     Response lengths are exponentially distributed, so most are short and a few reach ``max_new_tokens``. The model is
-    a Llama with random weights on the CPU in float32, at the thread count torch is set to.
+    a Llama with random weights in float32; torch's thread count is left as it is.
 
     Args:
+        device: where the model runs.
         requests: responses to generate.
         slots: sequences decoded together, by all three.
         prompt_tokens: shortest and longest prompt.
@@ -76,7 +78,7 @@ def compare_generation(
         bos_token_id=None,
         eos_token_id=None,
     )
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).to(device).eval()
     engine = EmbeddedEngine(copy.deepcopy(model), None, slots=slots)
     methods: list[tuple[str, Callable[[Sequence[_Job]], str]]] = [
         ("embedded engine", lambda jobs: _run_engine(engine, jobs)),
@@ -136,10 +138,11 @@ def _run_generate(model: Any, jobs: Sequence[_Job], slots: int) -> str:
         batch = jobs[first : first + slots]
         width, longest = max(len(job.prompt) for job in batch), max(job.new_tokens for job in batch)
         ids = torch.tensor([[0] * (width - len(job.prompt)) + list(job.prompt) for job in batch])
+        ids = ids.to(model.device)
         mask = torch.tensor([[0] * (width - len(job.prompt)) + [1] * len(job.prompt) for job in batch])
         config = _sampling_config(longest)
-        output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-        tokens += sum(min(job.new_tokens, output.shape[1] - width) for job in batch)
+        output = model.generate(input_ids=ids, attention_mask=mask.to(model.device), generation_config=config)
+        tokens += sum(min(job.new_tokens, len(row) - width) for job, row in zip(batch, output.tolist(), strict=True))
         wasted += sum(longest - job.new_tokens for job in batch)
     _check(tokens, jobs)
     return f"{wasted / (wasted + tokens):.0%} of its tokens were not asked for; no log-probs"

@@ -209,6 +209,7 @@ def indicator(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def only_where(is_policy: Tensor, x: Tensor) -> bool:
     """Whether ``x`` is finite and zero wherever ``is_policy`` is zero."""
+    x = x.to(is_policy.dtype)
     return torch.equal(x * is_policy, x)
 
 

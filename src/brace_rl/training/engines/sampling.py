@@ -77,7 +77,8 @@ def draw(
     scaled = scaled / torch.where(greedy, 1.0, temperatures).to(scaled.dtype).unsqueeze(-1)
     logprobs = torch.log_softmax(scaled, dim=-1)
     probs = logprobs.exp()
-    entropies = torch.special.entr(probs).sum(-1)
+    # Clamped so that a token without mass counts 0 * finite = 0, not 0 * -inf.
+    entropies = -(probs * logprobs.clamp_min(torch.finfo(logprobs.dtype).min)).sum(-1)
     kept = None
     if top_ps is not None and top_ks is not None:
         kept = _kept_tokens(probs, top_ps=top_ps, top_ks=top_ks) | greedy.unsqueeze(-1)

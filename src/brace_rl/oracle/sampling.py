@@ -1,0 +1,154 @@
+"""Drawing responses, and the moments of a target from many of them where no recursion over states gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from brace_rl.oracle.exact import Moments
+from brace_rl.oracle.mdp import Policies, TokenMDP
+from brace_rl.oracle.methods import Method, Responses, sampled_targets, sampled_windows
+
+
+class Paths(NamedTuple):
+    """``N`` responses; both ``[N, H]`` int64.
+
+    Attributes:
+        states: flat index of (position, state) in ``[H, X]``.
+        tokens: flat index of (row of the policy's table, token) in ``[tables * C, A]``.
+    """
+
+    states: Tensor
+    tokens: Tensor
+
+
+class SampledMoments(NamedTuple):
+    """Sample mean and variance per state, and how many responses came through it; all ``[H, X]``, NaN where none did."""
+
+    mean: Tensor
+    variance: Tensor
+    visits: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The tables of an MDP in the form that the sampling loop reads; made once.
+
+    Attributes:
+        next_state, observations: of :class:`~brace_rl.oracle.mdp.TokenMDP`, one flat row per position.
+    """
+
+    mdp: TokenMDP
+    next_state: tuple[Tensor, ...]
+    observations: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, mdp: TokenMDP) -> Steps:
+        """Lay the tables out."""
+        return cls(mdp, mdp.next_state.flatten(1).unbind(0), mdp.observations.unbind(0))
+
+
+def draw_paths(steps: Steps, logits: Tensor, *, batch: int, generator: torch.Generator) -> Paths:
+    """Draw ``batch`` responses from each of several policies, by inversion of one uniform number per token.
+
+    Args:
+        logits: ``[tables, C, A]``; the responses of table ``i`` are rows ``i * batch`` to ``(i + 1) * batch - 1``.
+    """
+    mdp, tables = steps.mdp, logits.shape[0]
+    rows = tables * batch
+    # The last column is 1 up to rounding and not needed: whatever exceeds all others is the last token.
+    bounds = logits.detach().softmax(-1).cumsum(-1)[..., :-1].reshape(-1, mdp.actions - 1)
+    uniform = torch.rand(mdp.horizon, rows, 1, generator=generator, dtype=bounds.dtype).unbind(0)
+    table = torch.arange(tables).repeat_interleave(batch) * mdp.classes
+    state = torch.full((rows,), mdp.start)
+    states, tokens = [], []
+    for u, nxt, observe in zip(uniform, steps.next_state, steps.observations, strict=True):
+        row = observe.index_select(0, state).add_(table)
+        token = (u > bounds.index_select(0, row)).sum(-1)
+        states.append(state)
+        tokens.append(row.mul_(mdp.actions).add_(token))
+        state = nxt.index_select(0, token.add_(state, alpha=mdp.actions))
+    position = torch.arange(mdp.horizon) * mdp.states
+    return Paths(states=torch.stack(states, 1).add_(position), tokens=torch.stack(tokens, 1))
+
+
+def path_rewards(mdp: TokenMDP, paths: Paths, dtype: torch.dtype) -> Tensor:
+    """``[N, H]`` reward received on each token."""
+    return mdp.rewards.to(dtype).flatten()[paths.states * mdp.actions + paths.tokens % mdp.actions]
+
+
+def read_tokens(table: Tensor, paths: Paths) -> Tensor:
+    """``[N, H]`` entries of ``[tables, C, A]`` at the tokens drawn; differentiable."""
+    return table.flatten().index_select(0, paths.tokens.flatten()).view_as(paths.tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Responses of one pair of policies, to try critics on."""
+
+    mdp: TokenMDP
+    paths: Paths
+    rewards: Tensor
+    behavior_logprobs: Tensor
+    target_logprobs: Tensor
+
+    def targets(self, method: Method, values: Tensor) -> Tensor:
+        """``[N, H]`` targets for a critic ``[H, X]``, by `brace_rl.core`."""
+        responses = Responses(
+            values=values.flatten()[self.paths.states],
+            rewards=self.rewards,
+            behavior_logprobs=self.behavior_logprobs,
+            target_logprobs=self.target_logprobs,
+        )
+        windows = sampled_windows(method, responses, groups=1)
+        return sampled_targets(method, responses, windows=windows).targets
+
+    def moments(self, method: Method, values: Tensor) -> SampledMoments:
+        """Mean and variance of the target by state."""
+        return self._by_state(self.targets(method, values))
+
+    def fixed_point(self, method: Method, start: Tensor, *, sweeps: int = 60) -> Tensor:
+        """``[H, X]`` critic that fits its own targets on these responses, NaN where no response went.
+
+        Each sweep replaces V by the mean target of every state; later positions settle first.
+        """
+        values = start
+        for _ in range(sweeps):
+            mean = self._by_state(self.targets(method, values)).mean
+            values = torch.where(mean.isnan(), values, mean)
+        return torch.where(mean.isnan(), torch.nan, values)
+
+    def _by_state(self, x: Tensor) -> SampledMoments:
+        where, shape = self.paths.states.flatten(), (self.mdp.horizon, self.mdp.states)
+        zeros = torch.zeros(shape[0] * shape[1], dtype=torch.float64)
+        visits = zeros.index_add(0, where, torch.ones_like(where, dtype=torch.float64))
+        mean = zeros.index_add(0, where, x.double().flatten()) / visits
+        variance = zeros.index_add(0, where, (x.double().flatten() - mean[where]).square()) / visits
+        return SampledMoments(*(y.view(shape) for y in (mean, variance, visits)))
+
+
+def draw_sample(mdp: TokenMDP, policies: Policies, *, paths: int, seed: int) -> Sample:
+    """Draw responses from the sampler; float64, so that they can be held against exact figures."""
+    table = TokenMDP(
+        next_state=mdp.next_state,
+        rewards=mdp.rewards,
+        observations=torch.arange(mdp.horizon * mdp.states).view(mdp.horizon, mdp.states),
+        start=mdp.start,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    drawn = draw_paths(Steps.of(table), policies.sampler.log().flatten(0, 1)[None], batch=paths, generator=generator)
+    return Sample(
+        mdp=mdp,
+        paths=drawn,
+        rewards=path_rewards(mdp, drawn, torch.float64),
+        behavior_logprobs=read_tokens(policies.recorded.log(), drawn),
+        target_logprobs=read_tokens(policies.target.log(), drawn),
+    )
+
+
+def as_moments(sampled: SampledMoments) -> Moments:
+    """Drop the counts."""
+    return Moments(mean=sampled.mean, variance=sampled.variance)

@@ -1,0 +1,137 @@
+"""Configuration: one door, clear errors, nothing heavy imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from brace_rl.config import Config, config_from_dict, load_config, load_resolved_config
+from brace_rl.errors import ConfigError
+
+
+def write_recipe(tmp_path, text):
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_the_papers():
+    algorithm, optim = Config().algorithm, Config().optim
+    assert (algorithm.value_target, algorithm.window, algorithm.rho_clip, algorithm.c_clip) == ("brace", 100, 1.2, 1.1)
+    assert (algorithm.gamma, algorithm.lam, algorithm.value_clip) == (1.0, 1.0, 0.5)
+    assert (algorithm.clip_low, algorithm.clip_high, algorithm.whiten_advantages) == (0.2, 0.28, True)
+    assert (optim.actor_lr, optim.critic_lr, optim.critic_warmup_steps, optim.minibatches) == (1e-6, 1e-5, 5, 1)
+    assert algorithm.bootstrap_truncated is False
+
+
+def test_the_settings_people_can_name_are_these():
+    """Recipes in the wild rely on these names: removing or renaming one is a breaking change."""
+    surface = {section: sorted(type(field.default).model_fields) for section, field in Config.model_fields.items()}
+    assert surface == {
+        "task": sorted(
+            "name data eval_data train_problems eval_problems eval_split operands max_number max_turns "
+            "operations_per_call".split()
+        ),
+        "model": ["device", "dtype", "heads", "hidden_size", "intermediate_size", "layers", "path"],
+        "warm_start": ["batch_size", "lr", "mistakes", "steps"],
+        "rollout": sorted(
+            "prompts_per_step samples_per_prompt max_prompt_tokens max_response_tokens temperature top_p top_k "
+            "slots".split()
+        ),
+        "schedule": sorted("mode max_staleness too_old sync_every rollout_threads learner_threads timeout_s".split()),
+        "algorithm": sorted(
+            "value_target window rho_clip c_clip gamma lam whiten_advantages clip_low clip_high value_clip "
+            "bootstrap_truncated".split()
+        ),
+        "optim": sorted(
+            "steps actor_lr critic_lr critic_warmup_steps lr_warmup_steps minibatches micro_batch_tokens max_grad_norm "
+            "weight_decay betas".split()
+        ),
+        "eval": ["every", "final_problems", "problems", "slots"],
+        "run": sorted("name root seed checkpoint_every keep_checkpoints samples_per_step trackers".split()),
+    }
+
+
+def test_a_recipe_is_read_and_overrides_win(tmp_path):
+    recipe = write_recipe(tmp_path, "[algorithm]\nwindow = 7\n[optim]\nsteps = 50\n")
+    config = load_config(recipe, {"algorithm.window": "9", "run.name": "abc", "task.operands": "[2, 5]"})
+    assert (config.algorithm.window, config.optim.steps, config.run.name) == (9, 50, "abc")
+    assert config.task.operands == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"algorithm.window": "-1"}, r"algorithm\.window: .*greater than or equal to 0.*-1"),
+        ({"algorithm.rho_clip": "0"}, r"algorithm\.rho_clip: .*greater than 0"),
+        ({"algorithm.c_clip": "-0.5"}, r"algorithm\.c_clip: .*greater than 0"),
+        ({"algorithm.window": "many"}, r"algorithm\.window: .*integer.*'many'"),
+        ({"algorithm.gamma": "nan"}, r"algorithm\.gamma"),
+        ({"schedule.max_staleness": "-1"}, r"schedule\.max_staleness: .*greater than or equal to 0"),
+        ({"schedule.mode": "sync"}, r"schedule\.max_staleness: .*staleness 0.*'lag' or 'async'"),
+        ({"schedule.sync_every": "9"}, r"schedule\.sync_every: .*at most max_staleness \+ 1"),
+        ({"schedule.mode": "lag", "schedule.sync_every": "2"}, r"schedule\.sync_every: only .*'async'"),
+        ({"algorithm.windw": "3"}, r"algorithm\.windw: no such setting; did you mean algorithm\.window\?"),
+        ({"algoritm.window": "3"}, r"--algoritm\.window: no such setting; sections are"),
+        ({"rollout.temperature": "0"}, r"rollout\.temperature: .*greater than 0"),
+        ({"optim.critic_warmup_steps": "100"}, r"optim\.critic_warmup_steps: must be below optim\.steps"),
+        ({"optim.minibatches": "99"}, r"optim\.minibatches: 99 is more than the 16 responses"),
+        ({"task.name": "gsm8k_tool"}, r"task\.data: .*--data FILE"),
+        ({"task.name": "gsm8k_tool", "task.data": "x"}, r"model\.path: .*--model"),
+        ({"model.hidden_size": "30"}, r"model\.hidden_size: .*multiple of model\.heads"),
+        ({"task.operands": "[4, 2]"}, r"task\.operands"),
+    ],
+)
+def test_impossible_settings_are_one_line_that_names_the_key(overrides, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(None, overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[algorithm\nwindow = 1", "not valid TOML"),
+        ("window = 1", "window: no such setting"),
+        ("algorithm = 3", "algorithm: .*"),
+        ("[algorithm]\nwindow = 1.5", "algorithm.window: .*integer"),
+    ],
+)
+def test_a_broken_recipe_is_named(tmp_path, text, message):
+    recipe = write_recipe(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(recipe)
+    assert str(recipe) in str(caught.value)
+
+
+def test_a_missing_recipe_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="no such recipe"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path):
+    with pytest.raises(ConfigError, match="not a run folder"):
+        load_resolved_config(tmp_path)
+
+
+def test_lambda_below_one_with_a_long_window_is_a_warning():
+    with pytest.warns(UserWarning, match=r"algorithm\.lam = 0\.95 leaves the tail a weight of 5\.9e-03"):
+        config_from_dict({"algorithm": {"lam": 0.95, "window": 100}})
+
+
+def test_lambda_below_one_with_a_short_window_is_not(recwarn):
+    config_from_dict({"algorithm": {"lam": 0.95, "window": 5}})
+    assert not recwarn.list
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        Config().algorithm.window = 3
+
+
+def test_reading_a_configuration_loads_neither_torch_nor_transformers():
+    code = (
+        "import sys, brace_rl.config, brace_rl.cli; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
