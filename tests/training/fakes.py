@@ -53,8 +53,10 @@ class FakeEngine(Engine):
         burst: int = 1,
         step_s: float = 0.0,
         newest_first: bool = False,
+        max_context_tokens: int | None = None,
     ) -> None:
         self.version = -1
+        self.max_context_tokens = max_context_tokens
         self.value = 0.0
         self.requests: list[GenerationRequest] = []
         self.released: list[str] = []

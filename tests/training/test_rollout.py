@@ -184,16 +184,18 @@ def test_an_episode_the_environment_ends_at_the_limit_is_not_truncated() -> None
 
 
 def test_the_models_context_limits_prompt_and_response_together() -> None:
-    made = driver(FakeEngine(), max_context_tokens=7)
+    made = driver(FakeEngine(max_context_tokens=7))
     made.submit([fake_request(0, max_response_tokens=50)])
     trajectory = only(made)
     assert len(trajectory.prompt_ids) + len(trajectory.response_ids) == 7
     assert trajectory.truncated
 
 
-@pytest.mark.parametrize("limits", [{"max_prompt_tokens": 2}, {"max_context_tokens": 3}])
-def test_a_prompt_too_long_is_an_error_that_names_the_problem_and_queues_nothing(limits: dict[str, int]) -> None:
-    made = driver(FakeEngine(), **limits)
+@pytest.mark.parametrize(("most_prompt", "most_context"), [(2, None), (100, 3)])
+def test_a_prompt_too_long_is_an_error_that_names_the_problem_and_queues_nothing(
+    most_prompt: int, most_context: int | None
+) -> None:
+    made = driver(FakeEngine(max_context_tokens=most_context), max_prompt_tokens=most_prompt)
     with pytest.raises(DataError, match="problem p0: its prompt has 3 tokens"):
         made.submit([fake_request(0)])
     assert made.unfinished == 0

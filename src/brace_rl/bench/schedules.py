@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from brace_rl.errors import BraceError
 
@@ -54,13 +55,13 @@ def target_variants(base: Variant) -> list[Variant]:
     return [Variant(target, (*base.settings, ("algorithm.value_target", target))) for target in ("gae", "brace")]
 
 
-def measure(recipe: Path, variants: list[Variant], *, steps: int, model: Path) -> list[dict[str, str | float]]:
+def measure(recipe: Path, variants: list[Variant], *, steps: int, model: Path) -> list[dict[str, Any]]:
     """Train each variant for ``steps`` steps from the same ``model``; means per step after the first few.
 
     Rows hold seconds, tokens, tokens per second and the value target's share of a step. Tokens per second is total
     tokens over total seconds, so that seconds x tokens per second = tokens.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for variant in variants:
         with TemporaryDirectory() as folder:
             metrics = _train(recipe, variant, steps=steps, model=model, root=Path(folder))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,27 +36,27 @@ def loop_gae(*, values: Tensor, rewards: Tensor, policy_mask: Tensor, gamma: flo
 
 def measure_targets(
     *, device: torch.device, shape: tuple[int, int] = SHAPE, threads: int = 1, repeats: int = 7
-) -> list[dict[str, str | float]]:
+) -> list[dict[str, Any]]:
     """One row per estimator: name, milliseconds, and its speed as a multiple of the loop's."""
     inputs = _inputs(shape, device)
     gaps = inputs | {"policy_mask": _with_tool_spans(inputs["policy_mask"])}
     plain = {name: inputs[name] for name in ("values", "rewards", "policy_mask")}
-    cases: list[tuple[str, Callable[[], object]]] = [("GAE, Python loop", lambda: loop_gae(**plain))]
+    cases: list[tuple[str, Callable[[], object]]] = [("GAE, Python loop", partial(loop_gae, **plain))]
     for window in WINDOWS:
-        cases.append((f"BRACE, window {window}", lambda k=window: brace_targets(**inputs, window=k)))  # type: ignore[misc]
-    cases.append(("BRACE, window 100, tool spans", lambda: brace_targets(**gaps, window=100)))
-    cases.append(("BRACE, window 100, unchecked", lambda: brace_targets(**inputs, window=100, check_inputs=False)))
-    rows: list[dict[str, str | float]] = []
+        cases.append((f"BRACE, window {window}", partial(brace_targets, **inputs, window=window)))
+    cases.append(("BRACE, window 100, tool spans", partial(brace_targets, **gaps, window=100)))
+    cases.append(("BRACE, window 100, unchecked", partial(brace_targets, **inputs, window=100, check_inputs=False)))
+    rows: list[dict[str, Any]] = []
     with torch_threads(threads):
         for name, run in cases:
             slow = not rows
             seconds = median_seconds(run, repeats=3 if slow else repeats, device=device)
-            first = seconds if slow else float(rows[0]["milliseconds"]) / 1e3
+            first = seconds if slow else rows[0]["milliseconds"] / 1e3
             rows.append({"target": name, "milliseconds": seconds * 1e3, "times faster than the loop": first / seconds})
     return rows
 
 
-def _inputs(shape: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
+def _inputs(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(shape, generator=generator)
     behavior_logprobs = -torch.rand(shape, generator=generator)

@@ -81,7 +81,7 @@ class ColumnMap:
 
 
 def parse_maps(words: Sequence[str]) -> ColumnMap:
-    """From ``--map`` options: ``ours=theirs``, the name of a built-in map, or a JSON file of such pairs; later ones win.
+    """From ``--map`` options: ``ours=theirs``, the name of a built-in map, or a JSON file of such pairs; the last wins.
 
     Raises:
         DataError: no such column of ours, no such map, or a file that is not an object of texts.

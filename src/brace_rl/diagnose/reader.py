@@ -79,11 +79,13 @@ def read_responses(path: Path, names: ColumnMap, progress: Progress = lambda _: 
 def check_same_columns(response: Response, first: Response, names: ColumnMap) -> None:
     """Raise RowError where two rows differ in which per-token columns, or which kind of reward, they hold."""
     for name in (*TOKEN_COLUMNS, "reward"):
-        if (name in response.columns) != (name in first.columns):
-            here, there = ("there", "not") if name in response.columns else ("not there", "")
+        if name in first.columns - response.columns:
             raise RowError(
-                f"{response.where}: {names.label(name)}: expected the same columns in every row; {here}, but "
-                f"{there + ' ' if there else ''}in {first.where}"
+                f"{response.where}: {names.label(name)}: expected in every row, as in {first.where}; not there"
+            )
+        if name in response.columns - first.columns:
+            raise RowError(
+                f"{response.where}: {names.label(name)}: expected in every row or in none; {first.where} has none"
             )
 
 

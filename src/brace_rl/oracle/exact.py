@@ -55,16 +55,14 @@ class OffsetCurve(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """Mean and standard deviation of ``log min(c_clip, w)`` over a response (Eq. 13), and the largest E[w] of any state."""
+    """Mean and deviation of ``log min(c_clip, w)`` over a response (Eq. 13), and the largest E[w] of any state."""
 
     mean: float
     deviation: float
     largest_mean_ratio: float
 
 
-def target_moments(
-    mdp: TokenMDP, policies: Policies, method: Method, values: Tensor, *, gamma: float = 1.0
-) -> Moments:
+def target_moments(mdp: TokenMDP, policies: Policies, method: Method, values: Tensor, *, gamma: float = 1.0) -> Moments:
     """Mean and variance of a target over tokens drawn by the sampler, given the state.
 
     Args:
@@ -117,9 +115,7 @@ def drift(mdp: TokenMDP, policies: Policies, *, c_clip: float) -> Drift:
     )
 
 
-def window_weights(
-    mdp: TokenMDP, policies: Policies, *, window: int, c_clip: float, gamma: float = 1.0
-) -> Tensor:
+def window_weights(mdp: TokenMDP, policies: Policies, *, window: int, c_clip: float, gamma: float = 1.0) -> Tensor:
     """``[H, X]`` ``E[gamma^{j-s} Pi_k(s)]``, the mean weight of the return in the BRACE target."""
     maps = _trace(mdp, policies, c_clip, gamma)
     weights = torch.ones_like(policies.sampler[..., 0])
@@ -145,9 +141,7 @@ def offset_curve(
         measured.append(moved[reachable].abs().max())
         weights = _mean_after(mdp, policies.sampler, trace, weights)
         moved = _mean_after(mdp, policies.sampler, window, moved)
-    return OffsetCurve(
-        theta=torch.stack(theta), measured=torch.stack(measured), gap=float(gap[reachable].abs().max())
-    )
+    return OffsetCurve(theta=torch.stack(theta), measured=torch.stack(measured), gap=float(gap[reachable].abs().max()))
 
 
 def followed_then_sampled(mdp: TokenMDP, policies: Policies, *, window: int, gamma: float = 1.0) -> Tensor:

@@ -1,8 +1,8 @@
 """Token MDPs small enough to be solved: transitions, policies and exact values.
 
-A response is ``H`` tokens, positions ``0 .. H-1`` (so the last one is the ``T`` of :mod:`brace_rl.core.brace`). The prefix
-written so far is summarised by one of ``X`` states, transitions are deterministic, and the policy sees an *observation*:
-one of ``C`` classes of (position, state). Everything here is float64, and exact up to rounding.
+A response is ``H`` tokens, positions ``0 .. H-1``; the last one is the ``T`` of :mod:`brace_rl.core.brace`. The prefix
+written so far is summarised by one of ``X`` states, transitions are deterministic, and the policy sees an
+*observation*: one of ``C`` classes of (position, state). All is float64, and exact up to rounding.
 
 Policies are tables ``[H, X, A]`` of probabilities; leading batch axes are allowed where it says ``[..., H, X, A]``.
 """
@@ -22,7 +22,7 @@ class TokenMDP:
     """A finite-horizon MDP over tokens.
 
     Attributes:
-        next_state: ``[H, X, A]`` int64, the state after token ``a`` at position ``t``; the last position's is never read.
+        next_state: ``[H, X, A]`` int64, the state after token ``a`` at position ``t``; that of the last is never read.
         rewards: ``[H, X, A]`` float64, received on emitting the token.
         observations: ``[H, X]`` int64 in ``0 .. C-1``, what the policy sees before the token.
         start: state before token 0.

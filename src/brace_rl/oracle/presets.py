@@ -20,8 +20,8 @@ from brace_rl.oracle.mdp import Policies, TokenMDP, policy_values
 LONGEST_HORIZON = 2048
 """Tokens; the longest response that presets are tried at."""
 
-BISECTIONS = 60
-"""Halvings of an interval of logits: to the last bit of a float64."""
+SECTIONS, SECTION_ROUNDS = 17, 12
+"""The start's logit is searched by cutting an interval into 17 parts, 12 times: to the precision of a float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +157,9 @@ def _start(mdp: TokenMDP, right: Tensor, solved: Tensor, success: float) -> Tens
     """``[C, A]`` logits, the same for the right token of every class in ``solved``, that succeed at the given rate."""
     direction = torch.nn.functional.one_hot(right, mdp.actions).double() * solved[:, None]
     low, high = -30.0, 30.0
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        reached = float(policy_values(mdp, mdp.policy(direction * middle))[0, mdp.start])
-        low, high = (middle, high) if reached < success else (low, middle)
-    return direction * middle
+    for _ in range(SECTION_ROUNDS):
+        tries = torch.linspace(low, high, SECTIONS + 1, dtype=torch.float64)
+        reached = policy_values(mdp, mdp.policy(direction * tries[1:-1, None, None]))[:, 0, mdp.start]
+        below = int((reached < success).sum())
+        low, high = float(tries[below]), float(tries[below + 1])
+    return direction * (low + high) / 2

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from brace_rl.oracle.exact import Moments
 from brace_rl.oracle.mdp import Policies, TokenMDP
-from brace_rl.oracle.methods import Method, Responses, sampled_targets, sampled_windows
+from brace_rl.oracle.methods import Method
+from brace_rl.oracle.targets import Responses, sampled_targets, sampled_windows
 
 
 class Paths(NamedTuple):
@@ -26,7 +26,7 @@ class Paths(NamedTuple):
 
 
 class SampledMoments(NamedTuple):
-    """Sample mean and variance per state, and how many responses came through it; all ``[H, X]``, NaN where none did."""
+    """Sample mean and variance by state, NaN where no response went, and how many went; all ``[H, X]``."""
 
     mean: Tensor
     variance: Tensor
@@ -110,16 +110,21 @@ class Sample:
         """Mean and variance of the target by state."""
         return self._by_state(self.targets(method, values))
 
-    def fixed_point(self, method: Method, start: Tensor, *, sweeps: int = 60) -> Tensor:
+    def fixed_point(self, method: Method, start: Tensor, *, sweeps: int = 100, tolerance: float = 1e-9) -> Tensor:
         """``[H, X]`` critic that fits its own targets on these responses, NaN where no response went.
 
-        Each sweep replaces V by the mean target of every state; later positions settle first.
+        Each sweep replaces V by the mean target of every state; later positions settle first. Ends after ``sweeps`` or
+        when no value moves by more than ``tolerance``.
         """
         values = start
         for _ in range(sweeps):
-            mean = self._by_state(self.targets(method, values)).mean
-            values = torch.where(mean.isnan(), values, mean)
-        return torch.where(mean.isnan(), torch.nan, values)
+            mean = self.moments(method, values).mean
+            unseen = mean.isnan()
+            moved = torch.where(unseen, 0.0, mean - values).abs().max()
+            values = torch.where(unseen, values, mean)
+            if moved <= tolerance:
+                break
+        return torch.where(unseen, torch.nan, values)
 
     def _by_state(self, x: Tensor) -> SampledMoments:
         where, shape = self.paths.states.flatten(), (self.mdp.horizon, self.mdp.states)
@@ -147,8 +152,3 @@ def draw_sample(mdp: TokenMDP, policies: Policies, *, paths: int, seed: int) -> 
         behavior_logprobs=read_tokens(policies.recorded.log(), drawn),
         target_logprobs=read_tokens(policies.target.log(), drawn),
     )
-
-
-def as_moments(sampled: SampledMoments) -> Moments:
-    """Drop the counts."""
-    return Moments(mean=sampled.mean, variance=sampled.variance)

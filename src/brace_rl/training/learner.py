@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class Learner:
     @property
     def device(self) -> torch.device:
         """Where the actor lives."""
-        return self.actor.device
+        return torch.device(self.actor.device)
 
     @property
     def warming_up(self) -> bool:
@@ -207,7 +207,10 @@ class Learner:
     def _batch_metrics(self, batch: Batch, before: Evaluation, estimate: core.ValueTargets) -> dict[str, Tensor]:
         algorithm = self.config.algorithm
         mask = batch.policy_mask
-        ratios = {"behavior_logprobs": batch.behavior_logprobs, "target_logprobs": before.target_logprobs}
+        ratios: dict[str, Any] = {
+            "behavior_logprobs": batch.behavior_logprobs,
+            "target_logprobs": before.target_logprobs,
+        }
         weights = core.window_weights(
             **ratios,
             policy_mask=mask,
@@ -231,7 +234,7 @@ class Learner:
 
 def value_targets(algorithm: AlgorithmConfig, batch: Batch, before: Evaluation) -> core.ValueTargets:
     """The configured regression target and advantage, ``[B, L-1]`` each, zero outside ``policy_mask``."""
-    common = {
+    common: dict[str, Any] = {
         "values": before.values,
         "rewards": batch.rewards,
         "policy_mask": batch.policy_mask,

@@ -85,8 +85,6 @@ class RolloutDriver:
 
     Args:
         max_prompt_tokens: longer prompts are refused.
-        max_context_tokens: most tokens the model takes, prompt and response together; None: no limit. It cuts
-            responses as ``max_response_tokens`` does.
         environment_timeout_s: longest one environment step may await; beyond it counts as raising. None: no limit.
     """
 
@@ -97,14 +95,12 @@ class RolloutDriver:
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_prompt_tokens: int,
-        max_context_tokens: int | None = None,
         environment_timeout_s: float | None = None,
     ) -> None:
         self._engine = engine
         self._task = task
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
-        self._max_context_tokens = max_context_tokens
         self._environment_timeout_s = environment_timeout_s
         self._stop_token_ids = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         self._episodes: dict[str, _Episode] = {}
@@ -180,17 +176,17 @@ class RolloutDriver:
                 f"problem {problem.id}: its prompt has {len(ids)} tokens, more than rollout.max_prompt_tokens = "
                 f"{self._max_prompt_tokens}; raise that or drop the problem"
             )
-        if self._max_context_tokens is not None and len(ids) >= self._max_context_tokens:
+        if self._engine.max_context_tokens is not None and len(ids) >= self._engine.max_context_tokens:
             raise DataError(
                 f"problem {problem.id}: its prompt has {len(ids)} tokens, which leaves no room for a response in the "
-                f"model's {self._max_context_tokens}; drop the problem"
+                f"model's {self._engine.max_context_tokens}; drop the problem"
             )
         return ids
 
     def _new_episodes(self, request: RolloutRequest, prompt_ids: list[int]) -> list[_Episode]:
         limit = request.max_response_tokens
-        if self._max_context_tokens is not None:
-            limit = min(limit, self._max_context_tokens - len(prompt_ids))
+        if self._engine.max_context_tokens is not None:
+            limit = min(limit, self._engine.max_context_tokens - len(prompt_ids))
         group = _Group(request, [], request.samples)
         episodes: list[_Episode] = []
         for sample_index in range(request.samples):
@@ -349,7 +345,6 @@ class DriverSpec:
             build_task(config.task, config.warm_start, config.run.seed),
             tokenizer,
             max_prompt_tokens=config.rollout.max_prompt_tokens,
-            max_context_tokens=getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None),
             # Half the trainer's patience: a stuck environment is then one failed response, not a failed run.
             environment_timeout_s=config.schedule.timeout_s / 2,
         )

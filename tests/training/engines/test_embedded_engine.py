@@ -423,3 +423,13 @@ def test_bfloat16_models_report_logprobs_of_what_they_sampled(build_model, lette
     for result in run(engine).values():
         assert all(logprob <= 0 for logprob in result.logprobs)
         assert len({round(logprob, 5) for logprob in result.logprobs}) > 6
+
+
+def test_with_many_slots_a_free_one_is_refilled_within_three_steps_however_long_the_others_run(build_model):
+    engine = EmbeddedEngine(build_model("llama"), None, slots=32)
+    lengths = [1, *[40] * 31, 1]
+    engine.submit([request(str(i), (1, 2, 3), length, seed=i) for i, length in enumerate(lengths)])
+    done = {}
+    for step in range(10):
+        done |= {result.session: step for result in engine.step()}
+    assert done == {"0": 0, "32": 4}

@@ -33,15 +33,20 @@ class InlineBackend(Backend):
         self._driver.submit(requests)
 
     def collect(self) -> list[RolloutGroup]:
-        """Generate until at least one prompt is answered.
+        """Generate until every prompt is answered.
+
+        Nobody else works in the meantime, so returning earlier would gain nothing; and as it is, a call that is
+        interrupted leaves a whole batch unanswered, which a resumed run repeats token for token.
 
         Raises:
             WaitTimeoutError: no prompt is unanswered, so none could ever arrive.
         """
+        if not self._driver.unfinished:
+            raise WaitTimeoutError("trainer waits for rollouts, but every prompt it submitted is answered")
+        groups: list[RolloutGroup] = []
         while self._driver.unfinished:
-            if groups := self._driver.advance():
-                return groups
-        raise WaitTimeoutError("trainer waits for rollouts, but every prompt it submitted is answered")
+            groups += self._driver.advance()
+        return groups
 
     def close(self) -> None:
         """Abandon what is in flight."""

@@ -28,6 +28,9 @@ class Engine(ABC):
     version: int
     """Version of the weights in use; -1 before the first ``update_weights``."""
 
+    max_context_tokens: int | None = None
+    """Most tokens a turn's context and output may have together; None: no limit."""
+
     @abstractmethod
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue turns. Raises ValueError for a request that can never be served (empty context, no new tokens)."""

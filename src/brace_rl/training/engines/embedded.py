@@ -24,6 +24,8 @@ _PREFILL_TOKENS = 8192
 _JOIN_SHARE = 16
 """Turns join once this fraction (1/16) of the slots is free: a prefill has a fixed cost worth sharing, and an empty
 slot for a few steps costs less. Fewer than 32 slots are refilled one by one."""
+_MOST_HELD_STEPS = 3
+"""Steps a queued turn waits for that at most."""
 _PAD_ID = 0
 """Fed at masked positions; any id of the vocabulary will do."""
 
@@ -71,8 +73,9 @@ class _Batch:
 class EmbeddedEngine(Engine):
     """Generates turns with a causal language model of ``transformers``.
 
-    A step gives free slots to queued turns (with many slots, once a sixteenth of them is free), feeds what is new of
-    them to the model in left-padded sub-batches, then decodes one token for every turn in a slot. Turns whose session
+    A step gives free slots to queued turns, feeds what is new of them to the model in left-padded sub-batches, then
+    decodes one token for every turn in a slot. With 32 slots or more, a free slot waits up to three steps for others to
+    become free, so that they share a prefill; nobody ever waits for the longest turn. Turns whose session
     is still cached go first, otherwise first come, first served. The cached tokens of a finished turn are copied out
     of its slot and kept until the session is continued, released, or no longer among the last ``slots`` to finish. A
     session that is not generating never holds a slot, so queued turns cannot wait for one.
@@ -99,7 +102,7 @@ class EmbeddedEngine(Engine):
         self._slots = slots
         self._device = model.device
         config = model.config.get_text_config(decoder=True)
-        self._max_positions = max_positions(config)
+        self.max_context_tokens = max_positions(config)
         self._vocabulary = model.get_input_embeddings().weight.shape[0]
         self._forward_arguments = forward_arguments(model)
         self._waiting: deque[GenerationRequest] = deque()
@@ -109,6 +112,7 @@ class EmbeddedEngine(Engine):
         self._rows: list[_Row] = []
         self._batch: _Batch | None = None
         self._stale_cache = False
+        self._held = 0
         self._stop_rules: dict[tuple[tuple[str, ...], tuple[int, ...]], StopRule] = {}
         self._cache = KVSlots(model.config, slots)
         self._probe()
@@ -157,9 +161,10 @@ class EmbeddedEngine(Engine):
             raise ValueError(f"{name}: its previous turn is not finished")
         if min(request.token_ids) < 0 or max(request.token_ids) >= self._vocabulary:
             raise ValueError(f"{name}: token ids must be between 0 and {self._vocabulary - 1}")
-        if self._max_positions is not None and length >= self._max_positions:
+        if self.max_context_tokens is not None and length >= self.max_context_tokens:
             raise ValueError(
-                f"{name}: a context of {length} tokens leaves no room in the model's {self._max_positions} positions"
+                f"{name}: a context of {length} tokens leaves no room in the model's "
+                f"{self.max_context_tokens} positions"
             )
 
     def release(self, session: str) -> None:
@@ -231,8 +236,10 @@ class EmbeddedEngine(Engine):
         """Turns for the free slots, each with what is cached of its context."""
         joining: list[tuple[_Row, _Parked | None]] = []
         free = self._slots - len(self._rows)
-        if self._rows and not self._stale_cache and free < self._slots // _JOIN_SHARE:
+        if self._rows and not self._stale_cache and free < self._slots // _JOIN_SHARE and self._held < _MOST_HELD_STEPS:
+            self._held += 1
             return joining
+        self._held = 0
         while len(self._rows) + len(joining) < self._slots and (self._continuing or self._waiting):
             request = (self._continuing or self._waiting).popleft()
             parked = self._parked.pop(request.session, None)
@@ -247,8 +254,8 @@ class EmbeddedEngine(Engine):
         if key not in self._stop_rules:
             self._stop_rules[key] = StopRule(self._tokenizer, *key)
         max_length = len(request.token_ids) + request.max_new_tokens
-        if self._max_positions is not None:
-            max_length = min(max_length, self._max_positions)
+        if self.max_context_tokens is not None:
+            max_length = min(max_length, self.max_context_tokens)
         kept: list[list[int]] | None = [] if request.sampling.truncates else None
         result = Generation(session=request.session, kept_ids=kept)
         return _Row(request, list(request.token_ids), max_length, self._stop_rules[key], result)

@@ -1,0 +1,198 @@
+"""What to conclude and what to set: the verdict on the critic, and a window and two clips, each with its reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from brace_rl.diagnose.measures import C_GRID, RHO_GRID
+from brace_rl.diagnose.statistics import Statistics
+from brace_rl.diagnose.sums import Estimate
+
+MIN_BIAS = 0.02
+"""Smallest bias worth the name, in standard deviations of the reward."""
+MIN_RESPONSE_ESS = 30.0
+"""Responses that whole-response weights must be worth before an expectation made with them is believed."""
+MIN_ROWS = 30
+MIN_CLUSTERS = 10
+"""Fewer responses, or prompts, than these say nothing with an interval."""
+MAX_CUT = 0.01
+"""Share of pi's mass, per token, that rho_clip may cut off."""
+MAX_WEIGHT = 10.0
+"""A window weight above this lets single responses rule a batch."""
+ROUNDING_DRIFT = 1e-4
+"""Drifts closer to 0 than this are none."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a critic fitted to the logged returns is stale.
+
+    Attributes:
+        sentence: how badly and where, or why it cannot be told.
+    """
+
+    state: Literal["stale", "no sign", "cannot tell"]
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A setting; ``value`` is None when the data does not say."""
+
+    name: str
+    value: float | None
+    reason: str
+
+
+def verdict(stats: Statistics) -> Verdict:
+    """Compare what the logged returns teach a critic (``V^mu``) with the value of the current policy."""
+    counts = stats.counts
+    if stats.ratio is None:
+        return Verdict("cannot tell", "Without both behavior_logprobs and target_logprobs nothing tells mu from pi.")
+    if stats.reward is None:
+        return Verdict("cannot tell", "Without rewards there is no value to be stale.")
+    if counts.identical == counts.compared:
+        return Verdict("cannot tell", "mu equals pi at every token, so nothing in these files tells them apart.")
+    if counts.rows_used < MIN_ROWS or stats.clusters < MIN_CLUSTERS:
+        return Verdict("cannot tell", f"{counts.rows_used} usable responses to {stats.clusters} prompts are too few.")
+    threshold = MIN_BIAS * stats.reward.sigma
+    evidence = _bias_evidence(stats)
+    if not evidence:
+        return Verdict(
+            "cannot tell",
+            f"Whole-response weights are worth {stats.ratio.response_ess:.1f} responses, too few for b_hat, and without "
+            "values no target can be corrected.",
+        )
+    seen = [(name, e) for name, e in evidence if e.excludes(0) and abs(e.value) > threshold]
+    if seen:
+        direction = "low" if seen[0][1].value > 0 else "high"
+        found = "; ".join(f"{name} = {interval(e)}" for name, e in seen)
+        return Verdict(
+            "stale",
+            f"A critic fitted to these returns is too {direction}: {found}, at a reward deviation of "
+            f"{stats.reward.sigma:.3g}.{_where(stats)}",
+        )
+    widest = max(max(abs(e.low), abs(e.high)) for _, e in evidence)
+    found = "; ".join(f"{name} = {interval(e)}" for name, e in evidence)
+    return Verdict("no sign", f"No bias that matters was seen: {found}. One above {widest:.3g} is unlikely.")
+
+
+def _bias_evidence(stats: Statistics) -> list[tuple[str, Estimate]]:
+    evidence = []
+    if stats.ratio is not None and stats.reward is not None and stats.reward.bias is not None:
+        if stats.ratio.response_ess >= MIN_RESPONSE_ESS:
+            evidence.append(("b_hat", stats.reward.bias))
+    if stats.shift is not None:
+        evidence.append(("BRACE target - return", stats.shift))
+    return evidence
+
+
+def _where(stats: Statistics) -> str:
+    clear = [b for b in stats.bins if b.shift is not None and b.shift.excludes(0)]
+    if not clear:
+        return ""
+    worst = max(clear, key=lambda b: abs(b.shift.value) if b.shift else 0.0)
+    shift = interval(worst.shift) if worst.shift else ""
+    return f" It is largest with {worst.label} policy tokens to come ({shift})."
+
+
+def recommendations(stats: Statistics) -> tuple[Recommendation, ...]:
+    """Window, rho_clip and c_clip, in that order."""
+    if stats.ratio is None:
+        reason = "needs behavior_logprobs and target_logprobs"
+    elif stats.counts.identical == stats.counts.compared:
+        reason = "mu equals pi at every token, so every window and clip gives the same target; mend the log-probs first"
+    else:
+        c_clip = _c_clip(stats)
+        return _window(stats, c_clip.value or C_GRID[0]), _rho_clip(stats), c_clip
+    return tuple(Recommendation(name, None, reason) for name in ("window", "rho_clip", "c_clip"))
+
+
+def drift_reach(drift: float, eps: float) -> float:
+    """``log(1/eps) / |m|`` (Eq. 45); infinite when the weight does not fall."""
+    return -math.log(eps) / -drift if drift < -ROUNDING_DRIFT else math.inf
+
+
+def _window(stats: Statistics, c_clip: float) -> Recommendation:
+    assert stats.ratio is not None
+    drift = stats.ratio.drift_by_clip[c_clip]
+    last = max(1, stats.counts.most_policy_tokens - 1)
+    reach = drift_reach(drift, stats.settings.eps)
+    eps = stats.settings.eps
+    if reach >= last:
+        fall = (
+            f"at a drift of m = {drift:.3g} the return keeps a weight above {eps:g} over any of them"
+            if math.isfinite(reach)
+            else f"the weight of the return does not fall (m = {drift:.3g})"
+        )
+        return Recommendation(
+            "window",
+            last,
+            f"all of the longest response ({last + 1} policy tokens): {fall} (Eq. 45, c_clip {c_clip:g})",
+        )
+    return Recommendation(
+        "window",
+        max(1, math.floor(reach)),
+        f"log(1/{eps:g}) / |{drift:.3g}|: the longest after which the return keeps a predicted weight of {eps:g} "
+        f"(Eq. 45, c_clip {c_clip:g})",
+    )
+
+
+def _rho_clip(stats: Statistics) -> Recommendation:
+    assert stats.ratio is not None
+    cuts = stats.ratio.cut_by_clip
+    clip = next((clip for clip in RHO_GRID if cuts[clip] <= MAX_CUT), None)
+    if clip is None:
+        largest = RHO_GRID[-1]
+        return Recommendation(
+            "rho_clip",
+            largest,
+            f"even {largest:g} cuts off {cuts[largest]:.1%} of pi's mass per token: the responses are too old to be "
+            "corrected well; lower the staleness",
+        )
+    if clip == RHO_GRID[0]:
+        return Recommendation(
+            "rho_clip", clip, f"the paper's; it cuts off {cuts[clip]:.2%} of pi's mass per token, at most {MAX_CUT:.0%}"
+        )
+    return Recommendation(
+        "rho_clip",
+        clip,
+        f"the smallest that cuts off at most {MAX_CUT:.0%} of pi's mass per token ({cuts[clip]:.2%}; the paper's "
+        f"{RHO_GRID[0]:g} would cut {cuts[RHO_GRID[0]]:.2%}), so the window's fixed point stays near V^pi",
+    )
+
+
+def _c_clip(stats: Statistics) -> Recommendation:
+    assert stats.ratio is not None
+    loose, tight = C_GRID
+    drift = stats.ratio.drift_by_clip
+    largest = max((b.weight_max for b in stats.bins), default=1.0)
+    if drift[loose] > ROUNDING_DRIFT:
+        return Recommendation(
+            "c_clip",
+            tight,
+            f"with {loose:g} the drift is positive (m = {drift[loose]:.3g}), so window weights would grow",
+        )
+    if largest > MAX_WEIGHT:
+        return Recommendation(
+            "c_clip",
+            tight,
+            f"window weights reach {largest:.3g} (c_clip {stats.settings.c_clip:g}); with 1 they cannot pass 1",
+        )
+    reach = [drift_reach(drift[clip], stats.settings.eps) for clip in C_GRID]
+    shown = ["no limit" if math.isinf(r) else f"{r:.0f} tokens" for r in reach]
+    return Recommendation(
+        "c_clip",
+        loose,
+        f"the paper's; window weights stay below {largest:.3g}, and the window may reach {shown[0]} instead of "
+        f"{shown[1]} with {tight:g}",
+    )
+
+
+def interval(e: Estimate) -> str:
+    """Value and interval as text."""
+    if math.isnan(e.low):
+        return f"{e.value:.3g} (no interval)"
+    return f"{e.value:.3g} [{e.low:.3g}, {e.high:.3g}]"
