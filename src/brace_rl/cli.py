@@ -102,6 +102,16 @@ def report(run_dir: Path) -> None:
 
 
 @brace.command()
+@click.argument("run_dirs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="PNG file to write.")
+def figure(run_dirs: tuple[Path, ...], out: Path) -> None:
+    """Draw success, staleness, ratios and critic error of one or more runs as one picture."""
+    from brace_rl.report import training_figure
+
+    click.echo(f"figure: {training_figure(run_dirs, out)}")
+
+
+@brace.command()
 @click.argument("parts", nargs=-1, type=click.Choice(["targets", "generation", "schedules"]))
 @click.option("--recipe", type=click.Path(path_type=Path), default=Path("recipes/calculator.toml"), show_default=True)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")

@@ -12,6 +12,9 @@ from brace_rl.diagnose.sums import Estimate
 
 MIN_BIAS = 0.02
 """Smallest bias worth the name, in standard deviations of the reward."""
+WIDENED = 1.5
+"""A verdict asks for an interval this many times as wide, about three standard errors: two figures are looked at, and a
+false alarm costs more than another file."""
 MIN_RESPONSE_ESS = 30.0
 """Responses that whole-response weights must be worth before an expectation made with them is believed."""
 MIN_ROWS = 30
@@ -62,10 +65,10 @@ def verdict(stats: Statistics) -> Verdict:
     if not evidence:
         return Verdict(
             "cannot tell",
-            f"Whole-response weights are worth {stats.ratio.response_ess:.1f} responses, too few for b_hat, and without "
-            "values no target can be corrected.",
+            f"Whole-response weights are worth {stats.ratio.response_ess:.1f} responses, too few for b_hat, and "
+            "without values no target can be corrected.",
         )
-    seen = [(name, e) for name, e in evidence if e.excludes(0) and abs(e.value) > threshold]
+    seen = [(name, e) for name, e in evidence if e.excludes(0, WIDENED) and abs(e.value) > threshold]
     if seen:
         direction = "low" if seen[0][1].value > 0 else "high"
         found = "; ".join(f"{name} = {interval(e)}" for name, e in seen)
@@ -81,9 +84,9 @@ def verdict(stats: Statistics) -> Verdict:
 
 def _bias_evidence(stats: Statistics) -> list[tuple[str, Estimate]]:
     evidence = []
-    if stats.ratio is not None and stats.reward is not None and stats.reward.bias is not None:
-        if stats.ratio.response_ess >= MIN_RESPONSE_ESS:
-            evidence.append(("b_hat", stats.reward.bias))
+    bias = stats.reward.bias if stats.reward is not None else None
+    if stats.ratio is not None and bias is not None and stats.ratio.response_ess >= MIN_RESPONSE_ESS:
+        evidence.append(("b_hat", bias))
     if stats.shift is not None:
         evidence.append(("BRACE target - return", stats.shift))
     return evidence

@@ -33,8 +33,10 @@ REMEMBERED = 4096
 """First responses kept to be compared with later ones to the same prompt."""
 
 HISTOGRAM_LIMIT = 2.0
+HISTOGRAM_LINEAR = 1e-3
 HISTOGRAM_BINS = 200
-"""Bins of log w between minus and plus the limit; one more on either side for what lies beyond."""
+"""Bins of log w from minus to plus the limit, even in ``asinh(log w / linear)``: fine around 0, where rounding shows,
+and wide far out; one more on either side for what lies beyond."""
 
 
 @dataclass
@@ -88,6 +90,11 @@ class Counts:
     def rows_used(self) -> int:
         """Rows that the figures are made of."""
         return self.rows - self.rows_empty - self.rows_not_finite - self.rows_unearned
+
+
+def histogram_place(share: float) -> float:
+    """log w at a share, 0 to 1, of the histogram's width."""
+    return HISTOGRAM_LINEAR * math.sinh((2 * share - 1) * math.asinh(HISTOGRAM_LIMIT / HISTOGRAM_LINEAR))
 
 
 class Siblings:
@@ -320,8 +327,8 @@ class Collector:
         mask = chunk.policy_mask
         log_ratios = measures.known(chunk.log_ratios)[mask]
         self.largest_log_ratio = max(self.largest_log_ratio, float(log_ratios.abs().max()))
-        scaled = (log_ratios.clamp(-2 * HISTOGRAM_LIMIT, 2 * HISTOGRAM_LIMIT) + HISTOGRAM_LIMIT) / (2 * HISTOGRAM_LIMIT)
-        index = (scaled * HISTOGRAM_BINS).floor().clamp(-1, HISTOGRAM_BINS).long() + 1
+        place = (log_ratios / HISTOGRAM_LINEAR).asinh() / math.asinh(HISTOGRAM_LIMIT / HISTOGRAM_LINEAR)
+        index = ((place + 1) / 2 * HISTOGRAM_BINS).floor().clamp(-1, HISTOGRAM_BINS).long() + 1
         groups = measures.lag_group(chunk.lags)[mask]
         width = HISTOGRAM_BINS + 2
         self.histograms[0] += torch.bincount(index, minlength=width).numpy()

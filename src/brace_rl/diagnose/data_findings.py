@@ -1,4 +1,4 @@
-"""Faults of the data: numbers that are not what their column says. Each check is pure: statistics to Finding or None."""
+"""Faults of the data: numbers that are not what their column says. Every check is a pure function of the statistics."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def reward_before_policy(stats: Statistics) -> Finding | None:
         "error",
         "A reward stands before the first policy token, where no action has earned it.",
         f"{rows} of {stats.counts.rows} responses; they are left out of every figure.",
-        "Put the reward on the policy token that earned it. If all rows are affected, rewards or policy_mask is shifted.",
+        "Put it on the policy token that earned it. If all rows are affected, rewards or policy_mask is shifted.",
         {"rows": rows},
     )
 
@@ -135,7 +135,9 @@ def values_shifted(stats: Statistics) -> Finding | None:
     critic = stats.critic
     if critic is None:
         return None
-    shift, parts, numbers = 0, [], {}
+    shift = 0
+    parts: list[str] = []
+    numbers: dict[str, float] = {}
     first, second, third = (*critic.sibling_differences, 0.0, 0.0, 0.0)[:3]
     if critic.sibling_pairs >= MIN_PAIRS:
         worth = MIN_SPREAD * critic.spread
@@ -146,9 +148,9 @@ def values_shifted(stats: Statistics) -> Finding | None:
         if shift:
             numbers |= {"sibling_pairs": critic.sibling_pairs, "first": first, "second": second, "third": third}
             parts.append(
-                f"over {critic.sibling_pairs} pairs of responses to the same prompt that begin with different tokens, V "
-                f"at the first three tokens differs by {first:.3g}, {second:.3g}, {third:.3g} on average; V before the "
-                "first token should agree, after it not"
+                f"over {critic.sibling_pairs} pairs of responses to the same prompt that begin with different tokens, "
+                f"V at the first three tokens differs by {first:.3g}, {second:.3g}, {third:.3g} on average; V before "
+                "the first token should agree, after it not"
             )
     for offset in (-1, 1):
         gain, own = critic.alignment_gain.get(offset), critic.alignment.get(offset)
@@ -169,8 +171,8 @@ def values_shifted(stats: Statistics) -> Finding | None:
         "error",
         f"values look shifted by one: entry t seems to be V {which}, not V before token t.",
         "; ".join(parts) + ".",
-        "V before token t is the critic's output at the position before it; shift the column, and check policy_mask and "
-        "the log-probs for the same fault.",
+        "V before token t is the critic's output at the position before it; shift the column, and check policy_mask "
+        "and the log-probs for the same fault.",
         {"shift": shift, **numbers},
     )
 

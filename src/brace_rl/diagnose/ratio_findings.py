@@ -49,8 +49,8 @@ def systematic_factor(stats: Statistics) -> Finding | None:
         f"mean pi/mu over {which} is {interval(mean)}, where it must be 1 whatever the staleness; over a window of "
         f"{stats.settings.window} such a factor multiplies to {weight:.2g}.",
         "Below 1: mu was renormalised over a top-p or top-k set and pi was not; score pi over the same set, or sample "
-        "with top_p = 1. Above 1: mu lacks a renormalisation or comes from other weights than it says. Either way log mu "
-        "after all sampling filters, and give pi the same ones.",
+        "with top_p = 1. Above 1: mu lacks a renormalisation or comes from other weights than it says. Either way log "
+        "mu after all sampling filters, and give pi the same ones.",
         {"mean_ratio": mean.value, "low": mean.low, "high": mean.high, "over_window": weight},
     )
 
@@ -67,8 +67,8 @@ def temperature(stats: Statistics) -> Finding | None:
         "temperature",
         "error" if fresh else "warning",
         "mu and pi look like log-probs at different temperatures.",
-        f"the slope of log pi on log mu over {'tokens of lag 0' if fresh else 'all tokens'} is {interval(slope)}, which "
-        f"is about what tokens sampled at temperature {slope.value:.2g} of pi's would give; it should be 1.",
+        f"the slope of log pi on log mu over {'tokens of lag 0' if fresh else 'all tokens'} is {interval(slope)}, "
+        f"which is about what tokens sampled at temperature {slope.value:.2g} of pi's would give; it should be 1.",
         "Divide the trainer's logits by the sampling temperature before its log-softmax, or log mu at the temperature "
         "that pi is scored at.",
         {"slope": slope.value, "low": slope.low, "high": slope.high},
@@ -147,8 +147,8 @@ def version_ahead(stats: Statistics) -> Finding | None:
         "error",
         "Tokens carry a version newer than current_version.",
         f"{early} tokens have a negative lag.",
-        "current_version counts completed trainer steps, as versions does; check that both use the same counter and that "
-        "it was restored on resume.",
+        "current_version counts completed trainer steps, as versions does; check that both use the same counter and "
+        "that it was restored on resume.",
         {"tokens": early},
     )
 
@@ -159,12 +159,13 @@ def lambda_with_long_window(stats: Statistics) -> Finding | None:
     if settings.lam >= 1 or settings.window < LONG_WINDOW:
         return None
     left = settings.lam**settings.window
+    half = max(1, int(math.log(0.5) / math.log(settings.lam)))
     return Finding(
         "lambda_with_long_window",
         "warning",
         "lambda below 1 with a long window: the realised return hardly reaches the target.",
         f"lambda = {settings.lam:g} to the power of the window, {settings.window}, leaves {left:.2g}.",
-        f"Use lambda = 1, or a window of at most {max(1, int(math.log(0.5) / math.log(settings.lam)))} (half the weight).",
+        f"Use lambda = 1, or a window of at most {half}, which leaves half the weight.",
         {"lam": settings.lam, "window": settings.window, "left": left},
     )
 
@@ -179,8 +180,8 @@ def low_ess(stats: Statistics) -> Finding | None:
         "The effective sample size of the per-token ratios is very low.",
         f"{stats.ratio.ess.value:.3g} of the tokens, where 1 is on-policy; the largest |log ratio| is "
         f"{stats.ratio.largest_log:.3g}.",
-        "Lower the staleness, and check the findings on mismatch first: a wrong log-prob looks the same. Clips keep the "
-        "targets bounded meanwhile.",
+        "Lower the staleness, and check the findings on mismatch first: a wrong log-prob looks the same. Clips keep "
+        "the targets bounded meanwhile.",
         {"ess": stats.ratio.ess.value},
     )
 
@@ -226,7 +227,7 @@ def constant_reward(stats: Statistics) -> Finding | None:
         "warning",
         "Every response has the same reward, so there is nothing to learn from it.",
         f"{stats.counts.rows_used} responses, all with reward {stats.reward.low:g}.",
-        "Check the verifier and the difficulty of the prompts; slopes and biases below rest on the critic's noise alone.",
+        "Check the verifier and the difficulty of the prompts; slopes and biases rest on the critic's noise alone.",
         {"reward": stats.reward.low},
     )
 
@@ -243,8 +244,8 @@ def extreme_window_weights(stats: Statistics) -> Finding | None:
         "extreme_window_weights",
         "warning",
         "The weight that the window leaves to the return is extreme.",
-        f"Pi_k at window {stats.settings.window} and c_clip {stats.settings.c_clip:g}: largest {largest:.3g}, smallest mean "
-        f"of a bin {smallest:.3g}.",
+        f"Pi_k at window {stats.settings.window} and c_clip {stats.settings.c_clip:g}: largest {largest:.3g}, smallest "
+        f"mean of a bin {smallest:.3g}.",
         "Take the recommended window; with large weights also c_clip = 1, which keeps them at most 1.",
         {"largest": largest, "smallest_mean": smallest},
     )
@@ -260,8 +261,8 @@ def poor_critic(stats: Statistics) -> Finding | None:
         "The critic predicts the return worse than a constant.",
         f"explained variance {interval(stats.critic.explained_variance)}; mean G - V is "
         f"{interval(stats.critic.value_error)}.",
-        "Give it warm-up steps or a larger learning rate, and check the findings on values first: a shifted column looks "
-        "the same.",
+        "Give it warm-up steps or a larger learning rate, and check the findings on values first: a shifted column "
+        "looks the same.",
         {"explained_variance": stats.critic.explained_variance.value},
     )
 
@@ -274,7 +275,7 @@ def critic_stale(stats: Statistics) -> Finding | None:
     return Finding(
         "critic_stale",
         "warning",
-        "The critic is stale: the returns it is fitted to are those of the sampling policy, and the current one differs.",
+        "The critic is stale: it is fitted to returns of the sampling policy, and those of the current one differ.",
         found.sentence,
         "Fit it to the BRACE target with the window and clips recommended here, or lower the staleness.",
         {} if stats.reward is None or stats.reward.bias is None else {"b_hat": stats.reward.bias.value},

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from brace_rl.diagnose import measures
-from brace_rl.diagnose.collect import HISTOGRAM_BINS, HISTOGRAM_LIMIT, Collector, Counts
+from brace_rl.diagnose.collect import HISTOGRAM_BINS, Collector, Counts, histogram_place
 from brace_rl.diagnose.response import Floats, Ints
 from brace_rl.diagnose.settings import Settings
 from brace_rl.diagnose.sums import Estimate, Figure, Lookup, Sums, correlation, mean, slope, variance
@@ -288,14 +288,13 @@ def _sigma_of(name: str, x: str) -> Figure:
 
 
 def _quantile(histogram: Ints, share: float) -> float:
-    """Of w, linear within a bin of log w; a quantile beyond the histogram's end is that end."""
+    """Of w, even within a bin; a quantile beyond the histogram's end is that end."""
     reached = np.cumsum(histogram)
     target = share * reached[-1]
     i = int(np.searchsorted(reached, target))
     before = reached[i - 1] if i else 0
     within = (target - before) / max(1, histogram[i])
-    position = min(max(i - 1 + within, 0.0), float(HISTOGRAM_BINS))
-    return math.exp(-HISTOGRAM_LIMIT + 2 * HISTOGRAM_LIMIT * position / HISTOGRAM_BINS)
+    return math.exp(histogram_place(min(max((i - 1 + within) / HISTOGRAM_BINS, 0.0), 1.0)))
 
 
 def _bins(collector: Collector, ratio: RatioFigures) -> tuple[BinFigures, ...]:

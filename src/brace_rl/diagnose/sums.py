@@ -40,9 +40,11 @@ class Estimate:
     low: float = math.nan
     high: float = math.nan
 
-    def excludes(self, x: float) -> bool:
-        """Whether the interval is known and lies on one side of ``x``."""
-        return self.low > x or self.high < x
+    def excludes(self, x: float, widened: float = 1.0) -> bool:
+        """Whether the interval, ``widened`` about its value, is known and lies on one side of ``x``."""
+        low = self.value - widened * (self.value - self.low)
+        high = self.value + widened * (self.high - self.value)
+        return low > x or high < x
 
 
 def cluster_weights(clusters: Sequence[str], seed: int) -> Floats:

@@ -34,39 +34,6 @@ def _help() -> str:
 @click.option("--methods", default=METHODS, show_default=True, help="Targets, separated by commas.")
 @click.option("--lags", default="0,5,10,15,30,50", show_default=True, help="S of the curves and the map.")
 @click.option("--lag", default=10, show_default=True, type=int, help="S of the pair in the exact part.")
-@click.option("--horizon", type=int, help=f"Tokens in a response, at most {LONGEST_HORIZON}.  [default: 256]")
-@click.option("--success", type=float, help="Success of the starting policy.  [default: 0.03]")
-@click.option("--seeds", default=20, show_default=True, type=int)
-@click.option("--seed", default=0, show_default=True, type=int, help="Of all random numbers.")
-@click.option("--steps", default=LearnConfig.steps, show_default=True, type=int, help="Trainer steps.")
-@click.option("--batch", default=LearnConfig.batch, show_default=True, type=int, help="Responses per step.")
-@click.option("--actor-lr", default=LearnConfig.actor_lr, show_default=True, type=float)
-@click.option("--critic-lr", default=LearnConfig.critic_lr, show_default=True, type=float)
-@click.option("--critic-bins", default=LearnConfig.critic_bins, show_default=True, type=int)
-@click.option("--rho-clip", default=Method.rho_clip, show_default=True, type=float)
-@click.option("--c-clip", default=Method.c_clip, show_default=True, type=float)
-@click.option("--map-methods", default=MAP_METHODS, show_default=True)
-@click.option("--map-horizons", default="256,512,1024", show_default=True)
-@click.option("--map-noises", default="0,0.1,0.2,0.4", show_default=True, help="Engine noise in logits, as recorded.")
-def oracle_command(parts: str, out: Path, preset: str, **options: Any) -> None:
-    """Parse, run each part, and leave its files as soon as it has them."""
-    chosen = _choices(parts)
-    request = _request(preset, out, options)
-    if out.exists() and not out.is_dir():
-        raise BraceError(f"--out {out}: is a file; name a folder")
-    console = Console()
-    for part in chosen:
-        {"exact": _exact, "curves": _curves, "map": _map}[part](request, console)
-    console.print(f"files: {out}")
-
-
-@click.command("oracle", help=_help())
-@click.argument("preset")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for JSON, CSV, PNG and SVG.")
-@click.option("--parts", default="exact,curves", show_default=True, help="Any of exact, curves, map.")
-@click.option("--methods", default=METHODS, show_default=True, help="Targets, separated by commas.")
-@click.option("--lags", default="0,5,10,15,30,50", show_default=True, help="S of the curves and the map.")
-@click.option("--lag", default=10, show_default=True, type=int, help="S of the pair in the exact part.")
 @click.option("--horizon", type=int, help="Tokens in a response, at most 2048.  [default: 256]")
 @click.option("--success", type=float, help="Success of the starting policy.  [default: 0.03]")
 @click.option("--seeds", default=20, show_default=True, type=int)
@@ -79,7 +46,7 @@ def oracle_command(parts: str, out: Path, preset: str, **options: Any) -> None:
 @click.option("--rho-clip", default=Method.rho_clip, show_default=True, type=float)
 @click.option("--c-clip", default=Method.c_clip, show_default=True, type=float)
 @click.option("--map-methods", default=MAP_METHODS, show_default=True)
-@click.option("--map-horizons", default="256,512,1024", show_default=True)
+@click.option("--map-horizons", default="256,512,1024", show_default=True, help="In place of --horizon.")
 @click.option("--map-noises", default="0,0.1,0.2,0.4", show_default=True, help="Engine noise in logits, as recorded.")
 def oracle_command(preset: str, out: Path, parts: str, **options: Any) -> None:
     """Hand over to `brace_rl.oracle.run`."""

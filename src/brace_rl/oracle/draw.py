@@ -16,6 +16,9 @@ from brace_rl.files import TEMPORARY_SUFFIX, write_text_atomic
 from brace_rl.oracle.sweep import cap_gain
 
 DPI = 130
+DARK = 0.6
+"""Share of the colour scale beyond which a cell takes white ink."""
+
 MOMENTS = (("bias", "bias"), ("spread", "spread (standard deviation)"), ("rmse", "root mean square error"))
 
 
@@ -62,7 +65,8 @@ def draw_map(cells: Sequence[dict[str, Any]], folder: Path, *, method: str, base
                 if (lag, horizon, noise) in found:
                     mean, half = found[lag, horizon, noise]
                     mark = "*" if abs(mean) > half else ""
-                    axis.text(x, y, f"{mean:+.3f}{mark}", ha="center", va="center", fontsize=8)
+                    ink = "white" if abs(mean) > DARK * limit else "black"
+                    axis.text(x, y, f"{mean:+.3f}{mark}", ha="center", va="center", fontsize=8, color=ink)
         axis.set(title=f"S = {lag}", xlabel="engine noise (logits)", ylabel="horizon (tokens)")
         axis.set_xticks(range(len(noises)), [f"{noise:g}" for noise in noises])
         axis.set_yticks(range(len(horizons)), [str(horizon) for horizon in horizons])

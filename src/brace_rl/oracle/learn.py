@@ -69,7 +69,7 @@ def learn(
 ) -> Curve:
     """Train all seeds and evaluate them exactly every ``eval_every`` steps and at the end."""
     began = perf_counter()
-    learner = _Learner(preset, method, config)
+    learner = Learner(preset, method, config)
     points, success = [0], [learner.success()]
     bias, error = [], []
     for step in range(1, config.steps + 1):
@@ -96,8 +96,8 @@ def learn(
     )
 
 
-class _Learner:
-    """Tables, snapshots and one update."""
+class Learner:
+    """Tables, snapshots (the oldest, ``snapshots[0]``, samples the next batch) and one update."""
 
     def __init__(self, preset: Preset, method: Method, config: LearnConfig) -> None:
         self.mdp, self.method, self.config, self.engine = preset.mdp, method, config, preset.engine
@@ -109,7 +109,7 @@ class _Learner:
         self.critic = torch.zeros(config.seeds, cells, requires_grad=True)
         self._actor_optimizer = torch.optim.Adam([self.actor], lr=config.actor_lr, betas=ADAM_BETAS)
         self._critic_optimizer = torch.optim.Adam([self.critic], lr=config.critic_lr, betas=ADAM_BETAS)
-        self._snapshots: deque[Tensor] = deque([start.clone()], maxlen=config.lag + 1)
+        self.snapshots: deque[Tensor] = deque([start.clone()], maxlen=config.lag + 1)
         self._generator = torch.Generator().manual_seed(config.seed)
         self._seed_cells = torch.arange(config.seeds)[:, None, None] * cells
         self._paths: Paths | None = None
@@ -119,7 +119,7 @@ class _Learner:
         """One batch from the oldest snapshot, targets once, one update of each table."""
         config, seeds = self.config, self.config.seeds
         with torch.no_grad():
-            sampled, recorded = self.engine.logits(self._snapshots[0], self._generator)
+            sampled, recorded = self.engine.logits(self.snapshots[0], self._generator)
             paths = draw_paths(self._steps, sampled, batch=config.batch, generator=self._generator)
             behavior = read_tokens(recorded.log_softmax(-1), paths)
         logprobs = read_tokens(self.actor.log_softmax(-1), paths)
@@ -155,7 +155,7 @@ class _Learner:
                 denominator=per_seed,
             ).loss
             _update(self._actor_optimizer, actor_loss)
-        self._snapshots.append(self.actor.detach().clone())
+        self.snapshots.append(self.actor.detach().clone())
         self._paths = paths
         self.squared_log_ratio += float((responses.target_logprobs - behavior).var())
         if windows is not None:

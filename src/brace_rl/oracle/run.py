@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from brace_rl.errors import BraceError
 from brace_rl.files import write_json_atomic
@@ -17,10 +17,11 @@ from brace_rl.oracle import draw, tables
 from brace_rl.oracle.methods import Method, parse_method
 from brace_rl.oracle.presets import LONGEST_HORIZON, Preset, make_preset
 from brace_rl.oracle.settings import LearnConfig
-from brace_rl.oracle.study import CRITICS, study
-from brace_rl.oracle.sweep import best_fixed, boundary_map, curves, interval_of, paired
+from brace_rl.oracle.study import study
+from brace_rl.oracle.sweep import AUTOMATIC, best_fixed, boundary_map, curves, interval_of, paired
 
 PARTS = ("exact", "curves", "map")
+CRITIC_NAMES = {"own": "fixed point", "mu": "V^mu", "pi": "V^pi"}
 BASELINE = "uncapped"
 """What a window is compared with on the map: the same clips over the whole response."""
 
@@ -56,7 +57,7 @@ def run_oracle(preset: str, out: Path, parts: str, given: dict[str, Any], consol
         raise BraceError(f"--out {out}: is a file; name a folder")
     for part in chosen:
         {"exact": _exact, "curves": _curves, "map": _map}[part](request, console)
-    console.print(f"files: {out}")
+    _print(console, f"\nfiles: {out}")
 
 
 def _request(preset: str, out: Path, given: dict[str, Any]) -> _Request:
@@ -77,8 +78,8 @@ def _request(preset: str, out: Path, given: dict[str, Any]) -> _Request:
         if not 2 <= horizon <= LONGEST_HORIZON:
             raise BraceError(f"--map-horizons {horizon}: must be between 2 and {LONGEST_HORIZON} tokens")
     noises = _numbers("--map-noises", given["map_noises"], float)
-    if min(noises) < 0:
-        raise BraceError(f"--map-noises {min(noises):g}: must be at least 0")
+    if not all(0 <= noise < math.inf for noise in noises):
+        raise BraceError(f"--map-noises {given['map_noises']}: must be at least 0")
     return _Request(
         preset=make_preset(preset, **options),
         options=options,
@@ -113,29 +114,38 @@ def _exact(request: _Request, console: Console) -> None:
     write_json_atomic(request.out / "exact.json", result)
     tables.write_study_tables(result, request.out)
     draw.draw_study(result, request.out)
-    ratios, values = result["ratios"], result["values"]
-    console.print(
-        f"{result['preset']}, {result['horizon']} tokens, lag {result['lag']}: "
-        f"V^pi {values['pi'][0]:.4f}, V^mu {values['mu'][0]:.4f}, V^pi_rho {values['pi_rho'][0]:.4f} at the start; "
-        f"drift m {ratios['mean']:+.2e}, sigma {ratios['deviation']:.3f}, "
-        f"largest E[w] {ratios['largest_mean_ratio']:.4f}"
+    for line in _study_lines(result):
+        _print(console, line)
+
+
+def _study_lines(result: dict[str, Any]) -> list[str]:
+    """Headline, the targets' errors and the offset bound, as text."""
+    ratios, values, offset = result["ratios"], result["values"], result["offset"]
+    headline = (
+        f"{result['preset']}, {result['horizon']} tokens, lag {result['lag']}: at the start "
+        f"V^pi {values['pi'][0]:.4f}, V^mu {values['mu'][0]:.4f}, V^pi_rho {values['pi_rho'][0]:.4f}; "
+        f"drift m {ratios['mean']:+.2e}, sigma {ratios['deviation']:.3f}, largest E[w] {ratios['largest_mean_ratio']:.4f}"
     )
-    table = Table(
-        "method", "fixed point", *(f"{x}, V={c}" for c in CRITICS for x in ("bias", "spread", "rmse")), "how",
-        title="targets against V^pi, root mean square over positions",
-    )  # fmt: skip
-    fixed = {row["method"]: row for row in result["fixed_points"]}
-    by_critic = {(row["method"], row["critic"]): row for row in result["targets"]}
-    for name, row in fixed.items():
-        cells = [_rms(by_critic[name, critic][key]) for critic in CRITICS for key in ("bias", "spread", "rmse")]
-        table.add_row(name, f"{row['values'][0]:.4f}", *(f"{cell:.4f}" for cell in cells), row["source"])
-    console.print(table)
-    offset = result["offset"]
-    shown = sorted({0, 1, 10, 100, result["horizon"]} & set(range(len(offset["theta"]))))
-    table = Table("k", "Theta_k", "bound", "measured", title="one application of BRACE at V^pi_rho")
-    for k in shown:
-        table.add_row(str(k), *(f"{offset[key][k]:.4f}" for key in ("theta", "bound", "measured")))
-    console.print(table)
+    fixed = {row["method"]: row["values"][0] for row in result["fixed_points"]}
+    targets = [
+        [
+            row["method"],
+            CRITIC_NAMES[row["critic"]],
+            f"{fixed[row['method']]:.4f}",
+            *(f"{_rms(row[key]):.4f}" for key in ("bias", "spread", "rmse")),
+            row["source"],
+        ]
+        for row in result["targets"]
+    ]
+    shown = [k for k in (0, 1, 10, 100, result["horizon"]) if k < len(offset["theta"])]
+    moved = [[str(k), *(f"{offset[key][k]:.4f}" for key in ("theta", "bound", "measured"))] for k in shown]
+    return [
+        headline,
+        "\nerror of each target against V^pi (root mean square over positions), and its fixed point at the start",
+        text_table(["method", "V is", "fixed point", "bias", "spread", "rmse", "how"], targets),
+        "\nlargest offset of one application of BRACE at V^pi_rho",
+        text_table(["k", "Theta_k", "bound", "measured"], moved),
+    ]
 
 
 def _rms(x: Sequence[float]) -> float:
@@ -158,21 +168,27 @@ def _curves(request: _Request, console: Console) -> None:
     title = f"{request.preset.name}, {request.preset.mdp.horizon} tokens, batch {request.config.batch}"
     draw.draw_curves(rows, request.out, f"{title}, {request.config.seeds} seeds, 95 % interval")
     base = request.methods[0].name
-    table = Table("S", "method", "area", "end", f"area - {base}", "sd log w", "critic rmse", "window", "s", title=title)
-    for row in rows:
-        first = next(r for r in rows if r["lag"] == row["lag"])
-        table.add_row(
+    header = ["S", "method", "area", "end", f"area - {base}", "sd log w", "critic rmse", "window", "seconds"]
+    cells = [
+        [
             str(row["lag"]),
             row["method"],
             _plus_minus(interval_of(row["area"])),
             _plus_minus(interval_of(row["final"])),
-            _plus_minus(paired(row["area"], first["area"]), sign="+"),
+            _plus_minus(paired(row["area"], _first(rows, row["lag"])["area"]), sign="+"),
             f"{row['ratio_spread']:.3f}",
             f"{sum(row['critic_rmse']) / len(row['critic_rmse']):.3f}",
             "" if row["mean_window"] is None else f"{row['mean_window']:.0f}",
             f"{row['seconds']:.1f}",
-        )
-    console.print(table)
+        ]
+        for row in rows
+    ]
+    _print(console, f"\nsuccess, mean over the curve and at its end: {title}, {request.config.seeds} seeds")
+    _print(console, text_table(header, cells))
+
+
+def _first(rows: Sequence[dict[str, Any]], lag: int) -> dict[str, Any]:
+    return next(row for row in rows if row["lag"] == lag)
 
 
 def _map(request: _Request, console: Console) -> None:
@@ -200,25 +216,40 @@ def _map(request: _Request, console: Console) -> None:
         for name in names:
             if name != BASELINE:
                 draw.draw_map(cells, request.out, method=name, baseline=BASELINE)
-    console.print(_map_table(cells, names))
+    _print(
+        console, "\nmean success over the curve, and each automatic window against the best fixed target of the cell"
+    )
+    _print(console, _map_table(cells, names))
 
 
-def _map_table(cells: Sequence[dict[str, Any]], names: Sequence[str]) -> Table:
-    """Areas, the best fixed target of each cell, and how far each automatic window is from it."""
-    automatic = [name for name in names if name.partition(":")[0] in ("drift", "path")]
-    table = Table("S", "tokens", "noise", "sd log w", *names, "best fixed", *(f"{a} - best" for a in automatic))
+def _map_table(cells: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+    automatic = [name for name in names if name.partition(":")[0] in AUTOMATIC]
+    has_fixed = len(automatic) < len(names)
+    header = ["S", "tokens", "noise", "sd log w", *names]
+    if has_fixed:
+        header += ["best fixed", *(f"{name} - best" for name in automatic)]
+    rows = []
     for cell in cells:
-        best = best_fixed(cell)
-        table.add_row(
-            str(cell["lag"]),
-            str(cell["horizon"]),
-            f"{cell['noise']:g}",
-            f"{cell['ratio_spread']:.3f}",
-            *(f"{interval_of(cell['area'][name])[0]:.3f}" for name in names),
-            best,
-            *(_plus_minus(paired(cell["area"][name], cell["area"][best]), sign="+") for name in automatic),
-        )
-    return table
+        row = [str(cell["lag"]), str(cell["horizon"]), f"{cell['noise']:g}", f"{cell['ratio_spread']:.3f}"]
+        row += [f"{interval_of(cell['area'][name])[0]:.3f}" for name in names]
+        if has_fixed:
+            best = best_fixed(cell)
+            row += [best, *(_plus_minus(paired(cell["area"][a], cell["area"][best]), sign="+") for a in automatic)]
+        rows.append(row)
+    return text_table(header, rows)
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Right-aligned columns, never cut off, however narrow the terminal."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)
+    )
+
+
+def _print(console: Console, text: str) -> None:
+    """As it stands: no markup (``E[w]`` is none), no colours, no line breaks of rich's own."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _plus_minus(figures: tuple[float, float], *, sign: str = "") -> str:

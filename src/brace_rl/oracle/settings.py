@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from brace_rl.errors import BraceError
@@ -42,5 +43,5 @@ class LearnConfig:
             if getattr(self, name) < 1:
                 raise BraceError(f"{name} = {getattr(self, name)}: must be at least 1")
         for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise BraceError(f"{field.name} = {getattr(self, field.name)}: must not be negative")
+            if not 0 <= getattr(self, field.name) < math.inf:
+                raise BraceError(f"{field.name} = {getattr(self, field.name)}: must be a number, 0 or more")

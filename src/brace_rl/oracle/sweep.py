@@ -23,6 +23,9 @@ from brace_rl.oracle.settings import LearnConfig
 
 CONFIDENCE = 0.95
 
+AUTOMATIC = ("drift", "path")
+"""Kinds of method that choose their window."""
+
 Row = dict[str, Any]
 
 
@@ -109,7 +112,7 @@ def best_fixed(cell: Row) -> str:
     It is picked by the very figures it is then compared with, which flatters it.
     """
     fixed: dict[str, list[float]] = {
-        name: areas for name, areas in cell["area"].items() if name.partition(":")[0] not in ("drift", "path")
+        name: areas for name, areas in cell["area"].items() if name.partition(":")[0] not in AUTOMATIC
     }
     if not fixed:
         raise BraceError("the map has only methods that choose their window; add one that does not, such as brace:100")

@@ -95,8 +95,7 @@ class Learner:
         with self.clock("update"):
             for rows in parts:
                 sums.append(self._critic_step(batch, rows, before.values, estimate.targets))
-                if not self.warming_up:
-                    sums[-1] |= self._actor_step(batch, rows, advantages)
+                sums[-1] |= self._no_actor_step() if self.warming_up else self._actor_step(batch, rows, advantages)
         for name in sums[0]:
             metrics[name] = torch.stack([s[name] for s in sums]).mean()
         metrics["critic/lr"] = torch.tensor(self.config.optim.critic_lr)
@@ -173,6 +172,9 @@ class Learner:
         norm = clip_grad_norm_(self.actor.parameters(), self.config.optim.max_grad_norm)
         self.actor_optimizer.step()
         return {"actor/loss": loss, "actor/clip_fraction": clipped, "actor/grad_norm": norm}
+
+    def _no_actor_step(self) -> dict[str, Tensor]:
+        return dict.fromkeys(("actor/loss", "actor/clip_fraction", "actor/grad_norm"), torch.zeros(()))
 
     def _actor_lr(self) -> float:
         optim = self.config.optim

@@ -1,0 +1,242 @@
+"""Every finding has a file that triggers it; a clean file triggers none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from rollout_rows import CURRENT, Row, clean_rows, policy_indices, write_rows
+
+from brace_rl.diagnose.columns import parse_maps
+from brace_rl.diagnose.diagnosis import Diagnosis, diagnose
+from brace_rl.diagnose.findings import CHECKS
+from brace_rl.diagnose.settings import Settings
+
+CLEAN = clean_rows()
+
+
+def diagnosis_of(path, rows: list[Row], **settings) -> Diagnosis:
+    return diagnose([write_rows(path, rows)], names=parse_maps([]), settings=Settings(**settings))
+
+
+def changed(change: Callable[[Row], object], rows: list[Row] | None = None) -> list[Row]:
+    """Copies of the rows with ``change`` applied to each."""
+    copies = []
+    for row in CLEAN if rows is None else rows:
+        copy = {name: list(x) if isinstance(x, list) else x for name, x in row.items()}
+        change(copy)
+        copies.append(copy)
+    return copies
+
+
+def recompute_mu(row: Row) -> None:
+    row["behavior_logprobs"] = list(row["target_logprobs"])
+
+
+def renormalise_mu(row: Row) -> None:
+    """Every sampled token had 5 % of pi's mass cut away beside it."""
+    row["behavior_logprobs"] = [x - math.log(0.95) for x in row["behavior_logprobs"]]
+
+
+def exaggerate_pi(row: Row) -> None:
+    row["target_logprobs"] = [x + 0.02 if x < -0.05 else x for x in row["target_logprobs"]]
+
+
+def blur_engine(row: Row) -> None:
+    """Alternating errors whose mean ratio stays 1."""
+    for n, i in enumerate(policy_indices(row)):
+        row["behavior_logprobs"][i] -= math.log1p(0.2 if n % 2 else -0.2)
+
+
+def make_nan(row: Row) -> None:
+    if row["prompt_id"] == "p3":
+        row["values"][policy_indices(row)[2]] = math.nan
+
+
+def force_end_of_sequence(row: Row) -> None:
+    last = policy_indices(row)[-1]
+    row["behavior_logprobs"][last], row["target_logprobs"][last] = 0.0, -2.0
+
+
+def zero_block(row: Row) -> None:
+    del row["target_logprobs"]
+    row["behavior_logprobs"] = [0.0] * 200
+    for name in ("values", "rewards", "policy_mask", "token_ids", "versions"):
+        row[name] = (row[name] * 20)[:200]
+    row["rewards"] = [0.0] * 199 + [1.0]
+    row["policy_mask"] = [True] * 200
+    row["values"] = [0.5] * 200
+    row["versions"] = [CURRENT] * 200
+
+
+def impossible_logprob(row: Row) -> None:
+    row["behavior_logprobs"][policy_indices(row)[0]] = 1.0
+
+
+def move_reward_to_tool(row: Row) -> None:
+    tool = row["policy_mask"].index(False)
+    row["rewards"][tool], row["rewards"][-1] = row["rewards"][-1], 0.0
+
+
+def reward_on_prompt(row: Row) -> None:
+    row["policy_mask"][0] = False
+    row["rewards"][0] = 1.0
+
+
+def shift_values_after(row: Row) -> None:
+    at = policy_indices(row)
+    moved = [row["values"][i] for i in at[1:]] + [0.0]
+    for i, value in zip(at, moved, strict=True):
+        row["values"][i] = value
+
+
+def shift_values_before(row: Row) -> None:
+    at = policy_indices(row)
+    moved = [row["values"][at[0]]] + [row["values"][i] for i in at[:-1]]
+    for i, value in zip(at, moved, strict=True):
+        row["values"][i] = value
+
+
+def no_prompts(change: Callable[[Row], object]) -> Callable[[Row], None]:
+    def both(row: Row) -> None:
+        change(row)
+        del row["prompt_id"]
+
+    return both
+
+
+def stamp_version(row: Row) -> None:
+    """As an engine does that tags a response with the version it began with."""
+    row["versions"] = row["versions"][0]
+
+
+def version_from_the_future(row: Row) -> None:
+    row["current_version"] = CURRENT - 2
+
+
+def cut_off(row: Row) -> None:
+    row["truncated"] = row["prompt_id"] in ("p1", "p2", "p3")
+
+
+def cut_to_forty(row: Row) -> None:
+    del row["truncated"]
+    for name in ("behavior_logprobs", "target_logprobs", "values", "policy_mask", "rewards", "token_ids", "versions"):
+        row[name] = row[name][:40]
+
+
+def bootstrap_everywhere(row: Row) -> None:
+    row["bootstrap"] = 0.5
+
+
+def reward_one(row: Row) -> None:
+    row["rewards"] = [0.0] * (len(row["rewards"]) - 1) + [1.0]
+
+
+def negate_values(row: Row) -> None:
+    row["values"] = [None if x is None else -2 * x for x in row["values"]]
+
+
+def blow_up_one_token(row: Row) -> None:
+    """One token of three hundred has a ratio of 150, which is impossible to come by honestly, but is logged."""
+    if row["prompt_id"] in ("p1", "p2", "p3", "p4", "p5"):
+        row["target_logprobs"][0] = row["behavior_logprobs"][0] + 5.0
+
+
+WIDE = clean_rows(prompts=30, gain=2.5, noise=0.4, longest=250)
+
+TRIGGERS: list[tuple[str, str, list[Row], dict[str, float]]] = [
+    ("mu_equals_pi", "error", changed(recompute_mu), {}),
+    ("systematic_factor", "error", changed(renormalise_mu), {}),
+    ("positive_drift", "error", changed(exaggerate_pi), {}),
+    ("engine_mismatch", "warning", changed(blur_engine), {}),
+    ("not_finite", "error", changed(make_nan), {}),
+    ("placeholder_logprobs", "error", changed(force_end_of_sequence), {}),
+    ("placeholder_logprobs", "error", changed(zero_block), {}),
+    ("placeholder_logprobs", "error", changed(impossible_logprob), {}),
+    ("reward_on_non_policy_token", "warning", changed(move_reward_to_tool), {}),
+    ("reward_before_policy", "error", changed(reward_on_prompt), {}),
+    ("values_shifted", "error", changed(shift_values_after), {}),
+    ("values_shifted", "error", changed(shift_values_before), {}),
+    ("values_shifted", "error", changed(no_prompts(shift_values_after)), {}),
+    ("values_shifted", "error", changed(no_prompts(shift_values_before)), {}),
+    ("version_per_response", "warning", changed(stamp_version, clean_rows(prompts=200, noise=0.1)), {}),
+    ("version_ahead", "error", changed(version_from_the_future), {}),
+    ("truncation_as_termination", "warning", changed(cut_off), {}),
+    ("truncation_as_termination", "note", changed(cut_to_forty), {}),
+    ("bootstrap_on_ended", "error", changed(bootstrap_everywhere), {}),
+    ("critic_stale", "warning", clean_rows(gain=1.0), {}),
+    ("poor_critic", "warning", changed(negate_values), {}),
+    ("lambda_with_long_window", "warning", CLEAN, {"lam": 0.95}),
+    ("extreme_window_weights", "warning", WIDE, {}),
+    ("low_ess", "warning", changed(blow_up_one_token), {}),
+    ("low_response_ess", "note", WIDE, {}),
+    ("constant_reward", "warning", changed(reward_one), {}),
+    ("too_few_rows", "note", CLEAN[:12], {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "rows", "settings"), TRIGGERS, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(TRIGGERS)]
+)
+def test_a_fault_is_found(tmp_path, name, severity, rows, settings):
+    found = {finding.name: finding for finding in diagnosis_of(tmp_path / "r.jsonl", rows, **settings).findings}
+    assert name in found
+    assert found[name].severity == severity
+    assert any(character.isdigit() for character in found[name].evidence)
+    assert found[name].mend
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_clean_file_has_no_findings(tmp_path, seed):
+    found = diagnosis_of(tmp_path / "r.jsonl", clean_rows(seed=seed)).findings
+    assert [finding.name for finding in found] == []
+
+
+def test_every_check_has_a_file_that_triggers_it():
+    assert {check.__name__ for check in CHECKS} == {name for name, *_ in TRIGGERS} | {"temperature"}
+
+
+@pytest.mark.parametrize("sampled_at", [0.7, 1.3])
+def test_a_temperature_is_found_and_read_off(tmp_path, sampled_at):
+    """Tokens drawn from, and logged at, another temperature than pi is scored at: log pi = T log mu + const."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for n in range(200):
+        row = {"behavior_logprobs": [], "target_logprobs": [], "versions": 5, "current_version": 5, "reward": 1.0}
+        for _ in range(40):
+            z = rng.normal(0, 2.0, 8)
+            pi = z - np.log(np.exp(z).sum())
+            mu = z / sampled_at - np.log(np.exp(z / sampled_at).sum())
+            token = rng.choice(8, p=np.exp(mu))
+            row["behavior_logprobs"].append(mu[token])
+            row["target_logprobs"].append(pi[token])
+        rows.append(row | {"prompt_id": n})
+    found = {finding.name: finding for finding in diagnosis_of(tmp_path / "r.jsonl", rows).findings}
+    assert found["temperature"].severity == "error"
+    assert found["temperature"].numbers["slope"] == pytest.approx(sampled_at, rel=0.3)
+    assert "systematic_factor" not in found
+
+
+def test_all_of_lag_zero_and_identical_is_a_note(tmp_path):
+    def fresh(row):
+        recompute_mu(row)
+        row["versions"] = [CURRENT if v >= 0 else v for v in row["versions"]]
+
+    found = {finding.name: finding for finding in diagnosis_of(tmp_path / "r.jsonl", changed(fresh)).findings}
+    assert found["mu_equals_pi"].severity == "note"
+
+
+def test_the_direction_of_a_shift_is_told(tmp_path):
+    after = diagnosis_of(tmp_path / "a.jsonl", changed(shift_values_after)).findings
+    before = diagnosis_of(tmp_path / "b.jsonl", changed(shift_values_before)).findings
+    shifts = [next(f for f in found if f.name == "values_shifted").numbers["shift"] for found in (after, before)]
+    assert shifts == [1, -1]
+
+
+def test_findings_come_worst_first(tmp_path):
+    rows = changed(lambda row: (cut_off(row), recompute_mu(row)))[:12]
+    severities = [finding.severity for finding in diagnosis_of(tmp_path / "r.jsonl", rows, lam=0.9).findings]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)
+    assert set(severities) == {"error", "warning", "note"}
