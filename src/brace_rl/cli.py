@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import click
 
 from brace_rl import __version__
 from brace_rl.config import Config, load_config, load_resolved_config
-from brace_rl.errors import BraceError
+from brace_rl.errors import BraceError, ConfigError
+from brace_rl.files import is_disk_full, write_json_atomic
 
 BAD_INPUT = 2
 """Exit code for anything the user can mend."""
@@ -20,35 +22,46 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
 
-OVERRIDABLE: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="brace")
-def brace() -> None:
+@click.pass_context
+def brace(context: click.Context) -> None:
     """BRACE: asynchronous PPO for language models whose critic is corrected for staleness."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 class TrainCommand(click.Command):
-    """``brace train`` lists every setting of a recipe after its own options."""
+    """``brace train`` takes every setting of a recipe as an option, and lists them after its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the settings out first (into ``ctx.obj``): click would take one that comes first for RECIPE."""
+        ctx.obj, rest = split_overrides(args)
+        return super().parse_args(ctx, rest)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One line per setting: key, default, meaning."""
         for section, field in Config.model_fields.items():
             model = type(field.default)
             rows = [
-                (f"--{section}.{name}", f"{setting.description} [{_shown(setting.default)}]")
+                (f"--{section}.{name}", f"{setting.description} [{_choices(setting.annotation, setting.default)}]")
                 for name, setting in model.model_fields.items()
             ]
-            with formatter.section(f"[{section}] {(model.__doc__ or '').splitlines()[0]}"):
+            with formatter.section(f"[{section}]"):
+                formatter.write_text((model.__doc__ or "").splitlines()[0])
+                formatter.write_paragraph()
                 formatter.write_dl(rows)
 
 
-def _shown(value: Any) -> str:
-    return "empty" if value == "" else str(list(value) if isinstance(value, tuple) else value)
+def _choices(annotation: Any, default: Any) -> str:
+    """The default, and what else may be chosen where that is a list."""
+    shown = "empty" if default == "" else json.dumps(default).strip('"')
+    others = [choice for choice in get_args(annotation) if get_origin(annotation) is Literal and choice != default]
+    return f"default: {shown}; or {', '.join(others)}" if others else f"default: {shown}"
 
 
-@brace.command(cls=TrainCommand, context_settings=OVERRIDABLE)
+@brace.command(cls=TrainCommand)
 @click.argument("recipe", required=False, type=click.Path(path_type=Path))
 @click.option("--model", help="Model folder or hub name (same as --model.path).")
 @click.option("--data", help="Training data file (same as --task.data).")
@@ -62,7 +75,7 @@ def train(
 
     Any setting can be given as --section.key value; all are listed below with their defaults.
     """
-    overrides = parse_overrides(context.args)
+    overrides: dict[str, str] = context.obj
     overrides |= {key: value for key, value in {"model.path": model, "task.data": data}.items() if value is not None}
     if (recipe is None) == (resume is None):
         raise BraceError("name a recipe, such as recipes/calculator.toml, or a run to --resume, and not both")
@@ -122,7 +135,6 @@ def bench(parts: tuple[str, ...], recipe: Path, device: str, steps: int, out: Pa
     load_config(recipe)
     _quiet_libraries()
     from brace_rl.bench.command import PARTS, run_bench
-    from brace_rl.files import write_json_atomic
 
     results = run_bench(parts or PARTS, recipe=recipe, device_name=device, steps=steps, echo=click.echo)
     if out is not None:
@@ -144,27 +156,27 @@ def import_gguf_command(source: str, out: Path, dtype: str) -> None:
     click.echo(f"model: {import_gguf(source, out, dtype=dtype)}")
 
 
-def parse_overrides(arguments: list[str]) -> dict[str, str]:
-    """``--section.key value`` and ``--section.key=value`` pairs, in order.
+def split_overrides(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The settings among ``arguments``, ``--section.key value`` or ``--section.key=value``, and the rest, in order.
 
     Raises:
-        ConfigError: an option without a value, or an argument that belongs to none.
+        ConfigError: a setting without a value.
     """
-    from brace_rl.errors import ConfigError
-
     overrides: dict[str, str] = {}
+    others: list[str] = []
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
         key, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or "." not in key:
-            raise ConfigError(f"{word}: not understood; settings are given as --section.key value")
+            others.append(word)
+            continue
         if not equals:
-            if not rest:
+            if not rest or rest[0].startswith("--"):
                 raise ConfigError(f"--{key}: needs a value")
             value = rest.pop(0)
         overrides[key] = value
-    return overrides
+    return overrides, others
 
 
 def _quiet_libraries() -> None:
@@ -180,14 +192,24 @@ def main() -> None:
     try:
         brace.main(standalone_mode=False)
     except BraceError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(BAD_INPUT)
+        _fail(str(error))
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "brace"
+        _fail(f"{error.format_message().rstrip('.')}; see {command} --help")
     except click.ClickException as error:
-        error.show()
-        sys.exit(BAD_INPUT)
+        _fail(error.format_message())
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped", err=True)
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        _fail(f"no space left on the disk ({' '.join(str(error).split())}); free some space and run again")
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(BAD_INPUT)
 
 
 def _print_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

@@ -144,7 +144,11 @@ def blow_up_one_token(row: Row) -> None:
         row["target_logprobs"][0] = row["behavior_logprobs"][0] + 5.0
 
 
-WIDE = clean_rows(prompts=30, gain=2.5, noise=0.4, longest=250)
+def lower_pi(row: Row) -> None:
+    row["target_logprobs"] = [x - 0.2 for x in row["target_logprobs"]]
+
+
+WIDE = clean_rows(gain=2.5, noise=0.4)
 
 TRIGGERS: list[tuple[str, str, list[Row], dict[str, float]]] = [
     ("mu_equals_pi", "error", changed(recompute_mu), {}),
@@ -169,7 +173,7 @@ TRIGGERS: list[tuple[str, str, list[Row], dict[str, float]]] = [
     ("critic_stale", "warning", clean_rows(gain=1.0), {}),
     ("poor_critic", "warning", changed(negate_values), {}),
     ("lambda_with_long_window", "warning", CLEAN, {"lam": 0.95}),
-    ("extreme_window_weights", "warning", WIDE, {}),
+    ("extreme_window_weights", "warning", changed(lower_pi), {}),
     ("low_ess", "warning", changed(blow_up_one_token), {}),
     ("low_response_ess", "note", WIDE, {}),
     ("constant_reward", "warning", changed(reward_one), {}),

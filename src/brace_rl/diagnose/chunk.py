@@ -14,7 +14,7 @@ from brace_rl.diagnose.response import NO_VERSION, Floats, Response
 
 @dataclass(frozen=True)
 class Chunk:
-    """``[B, T]`` float64 tensors, right-padded; everything read at policy tokens is finite.
+    """``[B, T]`` float64 tensors, right-padded, all finite, and 0 outside ``policy_mask`` (but for ``rewards``).
 
     Attributes:
         after: policy tokens still to come after each policy token.
@@ -36,10 +36,10 @@ class Chunk:
 
     @property
     def log_ratios(self) -> Tensor | None:
-        """log pi - log mu, 0 outside ``policy_mask``; None without both."""
+        """log pi - log mu; None without both."""
         if self.behavior_logprobs is None or self.target_logprobs is None:
             return None
-        return torch.where(self.policy_mask, self.target_logprobs - self.behavior_logprobs, 0.0)
+        return self.target_logprobs - self.behavior_logprobs
 
 
 UNKNOWN_LAG = -(2**62)
@@ -61,16 +61,19 @@ def collate(responses: Sequence[Response]) -> Chunk:
         lags=torch.where(known, current - versions, UNKNOWN_LAG),
         versions=versions,
         bootstrap=torch.tensor([r.bootstrap for r in responses], dtype=torch.float64),
-        behavior_logprobs=_numbers([r.behavior_logprobs for r in responses]),
-        target_logprobs=_numbers([r.target_logprobs for r in responses]),
-        values=_numbers([r.values for r in responses]),
-        rewards=_numbers([r.rewards for r in responses]),
+        behavior_logprobs=_numbers([r.behavior_logprobs for r in responses], policy_mask),
+        target_logprobs=_numbers([r.target_logprobs for r in responses], policy_mask),
+        values=_numbers([r.values for r in responses], policy_mask),
+        rewards=_numbers([r.rewards for r in responses], None),
     )
 
 
-def _numbers(rows: Sequence[Floats | None]) -> Tensor | None:
+def _numbers(rows: Sequence[Floats | None], mask: Tensor | None) -> Tensor | None:
     arrays = [row for row in rows if row is not None]
-    return _padded(arrays, 0.0) if len(arrays) == len(rows) else None
+    if len(arrays) < len(rows):
+        return None
+    padded = _padded(arrays, 0.0)
+    return padded if mask is None else torch.where(mask, padded, 0.0)
 
 
 def _padded(rows: Sequence[np.ndarray], fill: float | bool) -> Tensor:  # type: ignore[type-arg]

@@ -307,7 +307,7 @@ class Collector:
         mask = chunk.policy_mask
         sums = {"response/n": ones, "response/tokens": mask.sum(1).double().numpy()}
         if chunk.behavior_logprobs is not None:
-            sums["response/surprise"] = -torch.where(mask, chunk.behavior_logprobs, 0.0).sum(1).numpy()
+            sums["response/surprise"] = -chunk.behavior_logprobs.sum(1).numpy()
         truncated = np.array([r.truncated for r in chunk.responses], dtype=np.float64)
         sums["truncated/n"] = truncated
         if chunk.rewards is not None:

@@ -39,6 +39,9 @@ BUILT_IN_MAPS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 """``--map NAME``: the columns of a batch as a framework names them; columns a file lacks are skipped."""
 
+TELLTALES: Mapping[str, str] = MappingProxyType({"rollout_log_probs": "verl"})
+"""Columns that show which built-in map a file needs."""
+
 EVERY = "*"
 """Path component that stands for all entries of a list."""
 
@@ -71,7 +74,7 @@ class ColumnMap:
 
     def roots(self) -> set[str]:
         """Top-level names that any path may start with."""
-        return set(self.paths.values()) | {path.split(".")[0] for path in self.paths.values()}
+        return {*self.paths.values(), *(path.split(".")[0] for path in self.paths.values()), *TELLTALES}
 
     def find(self, row: Mapping[str, Any], column: str) -> Any:
         """The entry of ``column`` in ``row``; :data:`ABSENT` when it is not there, or null."""

@@ -15,6 +15,9 @@ from brace_rl.files import write_json_atomic, write_text_atomic
 
 _DEFAULTS = Settings()
 
+_PIPED_WIDTH = 160
+"""Columns of text that goes to a file or a pipe, where none are known."""
+
 
 def _option(name: str, kind: Any, what: str) -> Callable[[Any], Any]:
     default = getattr(_DEFAULTS, name.replace("-", "_"))
@@ -64,7 +67,8 @@ def diagnose_command(files: tuple[Path, ...], maps: tuple[str, ...], out: Path |
         diagnosis = diagnose(paths, names=names, settings=settings, progress=progress)
     write_json_atomic(folder / "diagnosis.json", diagnosis.to_dict())
     write_text_atomic(folder / "diagnosis.html", render(diagnosis))
-    show(diagnosis, Console())
+    console = Console()
+    show(diagnosis, console if console.is_terminal else Console(width=_PIPED_WIDTH))
     click.echo(f"\nwritten: {folder / 'diagnosis.json'}, {folder / 'diagnosis.html'}")
 
 

@@ -64,7 +64,7 @@ def ratio_sums(chunk: Chunk, settings: Settings) -> Columns:
     for clip in C_GRID:
         sums[f"c/{clip}"] = of(log_ratios.clamp(max=math.log(clip)))
     if chunk.behavior_logprobs is not None and chunk.target_logprobs is not None:
-        mu, pi = (torch.where(mask, x, 0.0) for x in (chunk.behavior_logprobs, chunk.target_logprobs))
+        mu, pi = chunk.behavior_logprobs, chunk.target_logprobs
         # Only tokens of lag 0 tell temperature from training; without versions all tokens stand in.
         for name, which in (("all", mask), ("fresh", mask & (chunk.lags == 0))):
             part = _sum_over(which)
@@ -145,9 +145,9 @@ def targets_of(chunk: Chunk, settings: Settings) -> dict[str, Tensor]:
 
 def slope_sums(chunk: Chunk, targets: Mapping[str, Tensor]) -> Columns:
     """For beta (Eq. 15): of ``x = G - V`` and each estimator's ``target - V``, by remaining horizon and over all."""
-    values = torch.where(chunk.policy_mask, known(chunk.values), 0.0)
-    surprise = torch.where(chunk.policy_mask, targets["return"] - values, 0.0)
-    corrections = {name: torch.where(chunk.policy_mask, targets[name] - values, 0.0) for name in ESTIMATORS}
+    values = known(chunk.values)
+    surprise = targets["return"] - values
+    corrections = {name: targets[name] - values for name in ESTIMATORS}
     sums: Columns = {}
     for name, inside in [*_bins(chunk), ("all", chunk.policy_mask)]:
         of = _sum_over(inside)
@@ -166,7 +166,7 @@ def slope_sums(chunk: Chunk, targets: Mapping[str, Tensor]) -> Columns:
 def value_sums(chunk: Chunk, returns: Tensor) -> Columns:
     """Of V and of the realised return over policy tokens."""
     of = _sum_over(chunk.policy_mask)
-    values = torch.where(chunk.policy_mask, known(chunk.values), 0.0)
+    values = known(chunk.values)
     error = returns - values
     return {
         "value/n": of(torch.ones_like(values)),
@@ -189,8 +189,7 @@ def alignment_sums(chunk: Chunk) -> Columns:
     values, mu, mask = known(chunk.values), known(chunk.behavior_logprobs), chunk.policy_mask
     inside = mask[:, :-2] & mask[:, 1:-1] & mask[:, 2:]
     of = _sum_over(inside)
-    values = torch.where(mask, values, 0.0)
-    surprise = torch.where(mask, -mu, 0.0).clamp(min=0).log1p()
+    surprise = (-mu).clamp(min=0).log1p()
     change = (values[:, 2:] - values[:, 1:-1]).abs().sqrt()
     sums = {
         "align/n": of(torch.ones_like(change)),
@@ -236,7 +235,8 @@ def _bins(chunk: Chunk) -> list[tuple[str, Tensor]]:
 
 def _sum_over(inside: Tensor) -> Callable[[Tensor], Floats]:
     """Sums over the tokens of each response that lie ``inside``."""
-    return lambda x: torch.where(inside, x, 0.0).sum(1).numpy()
+    weights = inside.double()  # a product, since everything is finite: several times faster than torch.where
+    return lambda x: torch.linalg.vecdot(weights, x).numpy()
 
 
 def known(x: Tensor | None) -> Tensor:

@@ -26,6 +26,8 @@ LARGEST_JSON = 256 * 2**20
 
 _PARQUET_ROWS = 64
 """Rows of a parquet file decoded together."""
+_PARQUET_BUFFER = 2**20
+"""Bytes of a column read ahead; without it a row group, however large, would be read as a whole."""
 
 _FAILURES = (OSError, EOFError, zlib.error, gzip.BadGzipFile)
 
@@ -145,7 +147,7 @@ def _parse(text: bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise RowError(f"{where}: nested too deeply to be a row") from None
+        raise RowError(f"{where}: expected a JSON object on the line: nested too deeply") from None
     except ValueError as error:
         cut = "" if text.endswith(b"\n") else " (the line has no end: was the writer stopped?)"
         raise RowError(f"{where}: expected a JSON object on the line: {error}{cut}") from None
@@ -157,13 +159,13 @@ def _parquet_rows(path: Path, names: ColumnMap, progress: Progress) -> Iterator[
 
     try:
         size = path.stat().st_size
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, buffer_size=_PARQUET_BUFFER, pre_buffer=False) as file:
             roots = names.roots()
             columns = [name for name in file.schema_arrow.names if name in roots]
             if not columns:  # let the row check say what is missing
                 columns = file.schema_arrow.names
             number = 0
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=columns, use_threads=False):
                 for row in _batch_rows(batch):
                     number += 1
                     yield number, row

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from brace_rl.diagnose.columns import ABSENT, RESPONSE_COLUMNS, TOKEN_COLUMNS, TOKEN_NUMBERS, ColumnMap
+from brace_rl.diagnose.columns import ABSENT, RESPONSE_COLUMNS, TELLTALES, TOKEN_COLUMNS, TOKEN_NUMBERS, ColumnMap
 from brace_rl.errors import DataError
 
 Floats = npt.NDArray[np.float64]
@@ -87,6 +87,11 @@ def response_from_row(row: Mapping[str, Any], names: ColumnMap, where: str) -> R
             have = ", ".join(sorted(map(str, row))) or "none"
             raise RowError(f"{where}: {names.label(name)}: not there; columns of the row: {have}")
     present = [name for name in TOKEN_NUMBERS if name in found]
+    for telltale, built_in in TELLTALES.items():
+        if telltale in row and "behavior_logprobs" not in found:
+            raise RowError(
+                f"{where}: behavior_logprobs: not there, but {telltale} is, {built_in}'s name for it: add --map {built_in}"
+            )
     if not present:
         raise RowError(_nothing_to_read(row, where))
     check = _Checks(where, names)
@@ -122,9 +127,7 @@ def response_from_row(row: Mapping[str, Any], names: ColumnMap, where: str) -> R
 def _nothing_to_read(row: Mapping[str, Any], where: str) -> str:
     wanted = ", ".join(TOKEN_NUMBERS)
     have = ", ".join(sorted(map(str, row))) or "none"
-    if "rollout_log_probs" in row:
-        mend = "these look like verl's: add --map verl"
-    elif "output" in row and "score" in row:
+    if "output" in row and "score" in row:
         mend = "a dump of texts and scores holds no per-token numbers: log rollout_log_probs, old_log_probs and values"
     else:
         mend = "name them with --map ours=theirs"

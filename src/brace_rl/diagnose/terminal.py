@@ -24,7 +24,7 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
     """Print verdict, findings, figures, recommendations and what is missing."""
     found = diagnosis.verdict
     state = _STYLES.get(found.state, "yellow")
-    console.print(f"[{state}]critic: {found.state}[/]. {escape(found.sentence)}", highlight=False)
+    console.print(f"[{state}]critic: {found.state}[/]. {escape(found.sentence)}", highlight=False, soft_wrap=True)
     console.print()
     _findings(diagnosis, console)
     console.print(_table(("figure", "value", "95 % interval"), summary_rows(diagnosis.statistics)))
@@ -38,22 +38,24 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
     console.print("\n[bold]Recommended[/]")
     for advice in diagnosis.recommendations:
         value = "-" if advice.value is None or math.isnan(advice.value) else f"{advice.value:g}"
-        console.print(f"  {advice.name} = [bold]{value}[/]: {escape(advice.reason)}", highlight=False)
+        console.print(f"  {advice.name} = [bold]{value}[/]: {escape(advice.reason)}", highlight=False, soft_wrap=True)
     if diagnosis.missing:
         console.print("\n[bold]Not computed[/], because columns are missing")
         for missing in diagnosis.missing:
-            console.print(f"  {escape(missing.figure)}: needs {', '.join(missing.columns)}", highlight=False)
+            console.print(
+                f"  {escape(missing.figure)}: needs {', '.join(missing.columns)}", highlight=False, soft_wrap=True
+            )
 
 
 def _findings(diagnosis: Diagnosis, console: Console) -> None:
-    console.print(f"[bold]{findings_count(diagnosis.findings)}[/]", highlight=False)
+    console.print(f"[bold]{findings_count(diagnosis.findings)}[/]", highlight=False, soft_wrap=True)
     for finding in diagnosis.findings:
         style = _STYLES[finding.severity]
         console.print(
             f"[{style}]{finding.severity}[/] [bold]{finding.name}[/]: {escape(finding.title)}", highlight=False
         )
-        console.print(f"    seen: {escape(finding.evidence)}", highlight=False)
-        console.print(f"    do:   {escape(finding.mend)}", highlight=False)
+        console.print(f"    seen: {escape(finding.evidence)}", highlight=False, soft_wrap=True)
+        console.print(f"    do:   {escape(finding.mend)}", highlight=False, soft_wrap=True)
     console.print()
 
 

@@ -132,6 +132,7 @@ def _save(figure: Any, path: Path) -> list[Path]:
     """As ``path.png`` and ``path.svg``."""
     png, svg = io.BytesIO(), io.StringIO()
     figure.savefig(png, format="png", dpi=DPI)
+    figure.set_layout_engine("none")  # settled by the first drawing; finding it again costs as much as drawing
     figure.savefig(svg, format="svg", metadata={"Date": None})
     paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
     _write_bytes_atomic(paths[0], png.getvalue())

@@ -20,6 +20,9 @@ from brace_rl.oracle.mdp import Policies, TokenMDP, policy_values
 LONGEST_HORIZON = 2048
 """Tokens; the longest response that presets are tried at."""
 
+LARGEST_LOGIT = 30.0
+"""Of a right token of the start: beyond it, nothing is left to chance."""
+
 SECTIONS, SECTION_ROUNDS = 17, 12
 """The start's logit is searched by cutting an interval into 17 parts, 12 times: to the precision of a float64."""
 
@@ -154,12 +157,21 @@ def make_preset(name: str, **options: float) -> Preset:
 
 
 def _start(mdp: TokenMDP, right: Tensor, solved: Tensor, success: float) -> Tensor:
-    """``[C, A]`` logits, the same for the right token of every class in ``solved``, that succeed at the given rate."""
+    """``[C, A]`` logits, the same for the right token of every class in ``solved``, that succeed at the given rate.
+
+    Raises:
+        BraceError: no logits do, which happens where the response is too short to go wrong.
+    """
     direction = torch.nn.functional.one_hot(right, mdp.actions).double() * solved[:, None]
-    low, high = -30.0, 30.0
+    low, high = -LARGEST_LOGIT, LARGEST_LOGIT
     for _ in range(SECTION_ROUNDS):
         tries = torch.linspace(low, high, SECTIONS + 1, dtype=torch.float64)
         reached = policy_values(mdp, mdp.policy(direction * tries[1:-1, None, None]))[:, 0, mdp.start]
         below = int((reached < success).sum())
         low, high = float(tries[below]), float(tries[below + 1])
+    if max(abs(low), abs(high)) == LARGEST_LOGIT:
+        raise BraceError(
+            f"success = {success:g}: cannot be had from a response of {mdp.horizon} tokens; make it longer, or change "
+            "the success to start from"
+        )
     return direction * (low + high) / 2

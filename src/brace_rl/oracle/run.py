@@ -124,7 +124,8 @@ def _study_lines(result: dict[str, Any]) -> list[str]:
     headline = (
         f"{result['preset']}, {result['horizon']} tokens, lag {result['lag']}: at the start "
         f"V^pi {values['pi'][0]:.4f}, V^mu {values['mu'][0]:.4f}, V^pi_rho {values['pi_rho'][0]:.4f}; "
-        f"drift m {ratios['mean']:+.2e}, sigma {ratios['deviation']:.3f}, largest E[w] {ratios['largest_mean_ratio']:.4f}"
+        f"drift m {ratios['mean']:+.2e}, sigma {ratios['deviation']:.3f}, "
+        f"largest E[w] {ratios['largest_mean_ratio']:.4f}"
     )
     fixed = {row["method"]: row["values"][0] for row in result["fixed_points"]}
     targets = [

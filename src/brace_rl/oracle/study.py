@@ -19,8 +19,8 @@ from brace_rl.oracle.methods import Method
 from brace_rl.oracle.presets import Preset, stale_policies
 from brace_rl.oracle.sampling import Sample, draw_sample
 
-SAMPLED_TOKENS = 2**20
-"""Tokens drawn for what no recursion gives: 4096 responses at horizon 256, 512 at 2048."""
+SAMPLED_TOKENS, SAMPLED_RESPONSES = 2**20, 2**12
+"""At most so many tokens and responses are drawn for what no recursion gives: 512 responses at horizon 2048."""
 
 CRITICS = ("own", "mu", "pi")
 """Critics that targets are tried with: the target's own fixed point, V^mu (left behind) and V^pi (perfect)."""
@@ -49,14 +49,14 @@ def study(preset: Preset, methods: Sequence[Method], *, lag: int, seed: int = 0)
         method, source and values by position; "offset", theta, bound and measured for k from 0 to H.
     """
     mdp, policies = preset.mdp, stale_policies(preset, lag, seed=seed)
-    drawn = draw_sample(mdp, policies, paths=max(1, SAMPLED_TOKENS // mdp.horizon), seed=seed)
+    paths = min(SAMPLED_RESPONSES, SAMPLED_TOKENS // mdp.horizon)
     truth = _Truth(
         mdp=mdp,
         policies=policies,
         reached=state_distribution(mdp, policies.sampler),
         v_pi=policy_values(mdp, policies.target),
         v_mu=policy_values(mdp, policies.sampler),
-        sample=drawn,
+        sample=draw_sample(mdp, policies, paths=paths, seed=seed),
     )
     brace = Method("brace", 100)
     found = {method: _fixed_point(truth, method) for method in methods}

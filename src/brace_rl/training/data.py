@@ -47,7 +47,11 @@ class SnapshotRing:
             del self.snapshots[old]
 
     def lagged(self, version: int) -> tuple[dict[str, torch.Tensor], int]:
-        """Weights and version the batch consumed at ``version`` is sampled from: ``max(0, version - S)``."""
+        """Weights and version the batch consumed at ``version`` is sampled from: ``max(0, version - S)``.
+
+        Raises:
+            KeyError: that version was never stored.
+        """
         source = max(0, version - self.max_staleness)
         return self.snapshots[source], source
 

@@ -43,7 +43,13 @@ class Evaluator:
         was_training = self._actor.training
         engine = EmbeddedEngine(self._actor, self._tokenizer, slots=self._config.eval.slots)
         engine.version = version
-        driver = RolloutDriver(engine, self._task, self._tokenizer, max_prompt_tokens=rollout.max_prompt_tokens)
+        driver = RolloutDriver(
+            engine,
+            self._task,
+            self._tokenizer,
+            max_prompt_tokens=rollout.max_prompt_tokens,
+            environment_timeout_s=self._config.schedule.timeout_s / 2,
+        )
         driver.submit(
             [
                 RolloutRequest(

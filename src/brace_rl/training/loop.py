@@ -25,7 +25,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import FrameType
@@ -45,6 +45,10 @@ from brace_rl.training.progress import Progress
 from brace_rl.training.run_files import RunWriter, sample_record
 from brace_rl.training.staleness import StalenessController
 from brace_rl.training.types import RolloutGroup, RolloutRequest, SamplingParams, Trajectory, derive_seed
+
+
+class _Stopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM while the trainer waits, when nothing is half done. Passes whatever KeyboardInterrupt passes."""
 
 
 class Trainer:
@@ -92,16 +96,16 @@ class Trainer:
     def run(self) -> str:
         """Train until ``optim.steps``; returns "finished", or "interrupted" after Ctrl-C or SIGTERM.
 
-        Either way the last step is saved. A second Ctrl-C does not wait for that.
+        Either way the last step is saved.
+
+        Raises:
+            KeyboardInterrupt: a second Ctrl-C, which does not wait for the step to end. Nothing is saved then: the step
+                is half done, and only what was saved before it can be gone on with.
         """
-        with self._stop_on_signal():
-            try:
-                self._publish(force=True)
-                while self.learner.version < self.config.optim.steps and not self._stop:
-                    self._step()
-            except KeyboardInterrupt:
-                if not self._stop:
-                    raise
+        with self._stop_on_signal(), suppress(_Stopped):
+            self._publish(force=True)
+            while self.learner.version < self.config.optim.steps and not self._stop:
+                self._step()
         self.save()
         return "finished" if self.learner.version >= self.config.optim.steps else "interrupted"
 
@@ -168,7 +172,7 @@ class Trainer:
             if groups is not None:
                 return groups
             if self._stop:
-                raise KeyboardInterrupt
+                raise _Stopped
             self._issue()
             self._waiting = True
             arrived = self.backend.collect()
@@ -249,8 +253,10 @@ class Trainer:
 
         def handle(signum: int, frame: FrameType | None) -> None:
             second, self._stop = self._stop, True
-            if second or self._waiting:
+            if second:
                 raise KeyboardInterrupt
+            if self._waiting:
+                raise _Stopped
 
         previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
         try:

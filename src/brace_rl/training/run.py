@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,10 +14,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from brace_rl.config import Config
+from brace_rl.config import Config, load_resolved_config
 from brace_rl.errors import BraceError, ConfigError
 from brace_rl.files import write_json_atomic
-from brace_rl.report import write_report
+from brace_rl.report import read_run, write_report
 from brace_rl.tasks import build_task
 from brace_rl.tasks.base import Task
 from brace_rl.training.backends.base import Backend
@@ -26,7 +28,15 @@ from brace_rl.training.data import ProblemStream
 from brace_rl.training.evaluate import Evaluator
 from brace_rl.training.learner import Learner
 from brace_rl.training.loop import Trainer
-from brace_rl.training.models import Critic, load_actor, load_tokenizer, new_actor, resolve_device, save_actor
+from brace_rl.training.models import (
+    Critic,
+    count_parameters,
+    load_actor,
+    load_tokenizer,
+    new_actor,
+    resolve_device,
+    save_actor,
+)
 from brace_rl.training.progress import Progress
 from brace_rl.training.rollout import DriverSpec
 from brace_rl.training.run_files import RunWriter
@@ -35,6 +45,24 @@ from brace_rl.training.warm_start import warm_start
 
 INITIAL_MODEL = "initial"
 """Folder of a run that holds the actor as it was before the first trainer step, warm start included."""
+
+
+FIXED_SETTINGS = (
+    "task.name",
+    "model.hidden_size",
+    "model.layers",
+    "model.heads",
+    "model.intermediate_size",
+    "rollout.prompts_per_step",
+    "rollout.temperature",
+    "rollout.top_p",
+    "rollout.top_k",
+    "schedule.mode",
+    "schedule.max_staleness",
+    "run.seed",
+)
+"""What a checkpoint was made with and a resumed run must keep: weights, snapshots, answers waiting in the buffer and the
+ledger of prompts mean something else under another value."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +104,12 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
         BraceError: anything a user can mend.
     """
     started = time.monotonic()
-    checkpoint = _checkpoint_to_resume(run_dir, config) if resume else None
+    checkpoint = _checkpoint_to_resume(config, run_dir) if resume else None
     if config.schedule.learner_threads:
         torch.set_num_threads(config.schedule.learner_threads)
     task = build_task(config.task, config.warm_start, config.run.seed)
     with ExitStack() as stack:
+        stack.enter_context(_no_false_start_left(run_dir))
         progress = Progress()
         stack.callback(progress.stop)
         actor, tokenizer = _load_or_make(config, task, run_dir, resume=resume)
@@ -102,22 +131,45 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
             writer=writer,
             progress=progress,
         )
-        summary: dict[str, Any] = {"status": "failed", "parameters": sum(p.numel() for p in actor.parameters())}
+        if checkpoint is not None:
+            trainer.load(checkpoint)
+        status = "failed"
         try:
-            if checkpoint is not None:
-                trainer.load(checkpoint)
-            summary["status"] = _train(trainer, progress)
+            status = _train(trainer, progress)
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
         finally:
-            summary |= {
-                "eval_before": trainer.evaluations.get("before"),
-                "eval_after": trainer.evaluations.get("after"),
-                "ledger": trainer.staleness.ledger(),
-                "dropped_length_mean": trainer.staleness.dropped_mean_length,
-                "steps": trainer.learner.version,
-                "seconds": time.monotonic() - started,
-            }
+            # A run that fails needs its summary and report most.
+            summary = _summary(trainer, status, time.monotonic() - started)
             write_json_atomic(run_dir / "summary.json", summary)
-    return Outcome(summary["status"], run_dir, write_report(run_dir), summary)
+            report = write_report(run_dir)
+    return Outcome(status, run_dir, report, summary)
+
+
+def _summary(trainer: Trainer, status: str, seconds: float) -> dict[str, Any]:
+    return {
+        "status": status,
+        "parameters": count_parameters(trainer.learner.actor),
+        "eval_before": trainer.evaluations.get("before"),
+        "eval_after": trainer.evaluations.get("after"),
+        "ledger": trainer.staleness.ledger(),
+        "dropped_length_mean": trainer.staleness.dropped_mean_length,
+        "steps": trainer.learner.version,
+        "seconds": seconds,
+    }
+
+
+@contextmanager
+def _no_false_start_left(run_dir: Path) -> Iterator[None]:
+    """Remove the folder of a new run that ends in an error before its first step: it holds nothing to go on with."""
+    is_new = not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir()))
+    try:
+        yield
+    except BaseException:
+        if is_new and run_dir.is_dir() and not read_run(run_dir).training_rows:
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise
 
 
 def _train(trainer: Trainer, progress: Progress) -> str:
@@ -128,10 +180,18 @@ def _train(trainer: Trainer, progress: Progress) -> str:
     return trainer.run()
 
 
-def _checkpoint_to_resume(run_dir: Path, config: Config) -> Path:
+def _checkpoint_to_resume(config: Config, run_dir: Path) -> Path:
+    """The newest checkpoint, once ``config`` is known to fit it; nothing of the run has been touched yet."""
     checkpoint = latest_checkpoint(run_dir)
     if checkpoint is None:
         raise BraceError(f"{run_dir}: holds no complete checkpoint to resume from; start the recipe again")
+    before, now = load_resolved_config(run_dir).model_dump(), config.model_dump()
+    for section, name in (key.split(".") for key in FIXED_SETTINGS):
+        if before[section][name] != now[section][name]:
+            raise ConfigError(
+                f"{section}.{name}: {run_dir} was started with {before[section][name]!r}, which a resumed run cannot "
+                f"change to {now[section][name]!r}; leave it out, or start a new run"
+            )
     if checkpoint_step(checkpoint) >= config.optim.steps:
         raise BraceError(
             f"{run_dir}: already finished its {config.optim.steps} steps; pass --optim.steps with more to go on"

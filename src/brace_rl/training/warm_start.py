@@ -31,12 +31,12 @@ def warm_start(
     """Train ``actor`` in place on ``config.warm_start.steps`` batches of demonstrations.
 
     The loss is the mean cross-entropy of the tokens the policy writes; prompts and observations are only read.
-    ``report(step, loss)`` is called now and then.
+    ``report(step, loss)`` is called now and then. The model stays in the mode it is in: loaded models are in eval mode,
+    and dropout, which draws from the global generator, would make the weights depend on more than the seed.
     """
     settings = config.warm_start
     optimizer = torch.optim.AdamW(actor.parameters(), lr=settings.lr, betas=config.optim.betas)
     transcripts = task.demonstrations(derive_seed(config.run.seed, "demonstrations"))
-    actor.train()
     for step in range(settings.steps):
         rows = [_tokenize(t, task, tokenizer) for t in islice(transcripts, settings.batch_size)]
         input_ids, attention_mask, labels = (t.to(actor.device) for t in _pad(rows, int(tokenizer.pad_token_id)))
@@ -59,7 +59,7 @@ def _schedule(step: int, steps: int) -> float:
 
 def _tokenize(transcript: Transcript, task: Task, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """(token ids, labels) of one transcript, the end-of-sequence token last."""
-    ids = task.prompt_ids(transcript.problem, tokenizer)
+    ids = list(task.prompt_ids(transcript.problem, tokenizer))
     labels = [IGNORED] * len(ids)
     for piece in transcript.pieces:
         tokens = tokenizer.encode(piece.text, add_special_tokens=False)
