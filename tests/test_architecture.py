@@ -14,6 +14,8 @@ MAY_IMPORT = {
     "diagnostics": {"core"},
     "tasks": {"config", "errors"},
     "report": {"errors", "files"},
+    "oracle": {"core", "errors", "files"},
+    "diagnose": {"core", "diagnostics", "report", "errors", "files"},
     "training": {"core", "diagnostics", "tasks", "report", "config", "errors", "files"},
     "bench": {"core", "training", "tasks", "config", "errors", "files"},
 }

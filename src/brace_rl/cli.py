@@ -13,8 +13,10 @@ import click
 
 from brace_rl import __version__
 from brace_rl.config import Config, load_config, load_resolved_config
+from brace_rl.diagnose.command import diagnose_command
 from brace_rl.errors import BraceError, ConfigError
 from brace_rl.files import is_disk_full, write_json_atomic
+from brace_rl.oracle.command import oracle_command
 
 BAD_INPUT = 2
 """Exit code for anything the user can mend."""
@@ -186,11 +188,15 @@ def _quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
+brace.add_command(diagnose_command)
+brace.add_command(oracle_command)
+
+
 def main() -> None:
     """Entry point: errors a user can mend are one line and exit code 2."""
     warnings.showwarning = _print_warning
     try:
-        brace.main(standalone_mode=False)
+        brace.main(prog_name="brace", standalone_mode=False)
     except BraceError as error:
         _fail(str(error))
     except click.UsageError as error:

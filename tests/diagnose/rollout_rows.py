@@ -55,7 +55,7 @@ def _response(rng: np.random.Generator, prompt: str, x: float, length: int, gain
         "values": np.insert(walk[:-1], tool, np.nan).tolist(),
         "policy_mask": np.insert(np.ones(length, dtype=bool), tool, False).tolist(),
         "rewards": rewards.tolist(),
-        "token_ids": np.insert(token, tool, 9).tolist(),
+        "token_ids": np.insert(token + 3 * rng.integers(0, 10**6, length), tool, -2).tolist(),
         "versions": np.insert(version, tool, -1).tolist(),
         "current_version": CURRENT,
         "prompt_id": prompt,

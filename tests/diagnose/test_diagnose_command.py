@@ -23,20 +23,34 @@ def run(*words):
     return CliRunner().invoke(diagnose_command, [str(word) for word in words])
 
 
+VOID = {"meta"}
+
+
 class Page(HTMLParser):
-    """Collects tags, their attributes and the text."""
+    """Collects tags, their attributes and the text, and checks that tags close in order."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.text = ""
+        self._open: list[str] = []
         self.feed(source)
         self.close()
+        assert self._open == []
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
 
     def handle_data(self, data):
         self.text += data
@@ -60,7 +74,10 @@ def test_tables_json_and_page_tell_the_same(tmp_path):
         assert f"window = {window['value']:g}" in text.replace("\n", " ")
         assert "SNIS" in text
         assert "(mismatch)" in text
-    assert page.tags.count("svg") >= 4
+    assert page.tags.count("svg") == 5
+    histogram = written["statistics"]["lags"][0]["histogram"]
+    assert sum(histogram) == written["statistics"]["lags"][0]["tokens"]
+    assert len(written["histogram_edges"]) == len(histogram) - 1
 
 
 def test_page_loads_nothing_and_escapes_what_it_shows(tmp_path):

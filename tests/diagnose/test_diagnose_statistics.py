@@ -13,7 +13,7 @@ from brace_rl import core
 from brace_rl.diagnose import reader
 from brace_rl.diagnose.advice import drift_reach, recommendations
 from brace_rl.diagnose.chunk import collate
-from brace_rl.diagnose.collect import Collector
+from brace_rl.diagnose.collect import Collector, Siblings
 from brace_rl.diagnose.columns import parse_maps
 from brace_rl.diagnose.diagnosis import diagnose
 from brace_rl.diagnose.response import response_from_row
@@ -159,6 +159,21 @@ def test_memory_held_does_not_grow_with_rows():
     responses = (responses_of([{"values": [0.0] * 100}])[0] for _ in range(5000))
     largest = max(len(chunk) * 100 for chunk in reader.chunks(responses, tokens=6400))
     assert largest == 6400
+
+
+def test_siblings_are_compared_where_they_part():
+    """Same three tokens, a tool token, then another: V agrees before it (0.4) and differs by 0.25 and 0.5 after it."""
+    common = {"prompt_id": "p", "current_version": 1, "policy_mask": [1, 1, 1, 0, 1, 1, 1]}
+    rows = [
+        common | {"token_ids": [5, 6, 7, 9, 1, 2, 3], "values": [0.1, 0.2, 0.3, None, 0.4, 0.5, 0.5]},
+        common | {"token_ids": [5, 6, 7, 9, 4, 2, 3], "values": [0.1, 0.2, 0.3, None, 0.4, 0.25, 0.0]},
+        common | {"token_ids": [8, 6, 7, 9, 4, 2, 3], "values": [9.0] * 7, "current_version": 2},
+    ]
+    siblings = Siblings()
+    for response in responses_of(rows):
+        siblings.add(response)
+    assert siblings.pairs == 1
+    assert siblings.differences.tolist() == [0.0, 0.25, 0.5]
 
 
 def test_a_response_longer_than_a_chunk_comes_alone():

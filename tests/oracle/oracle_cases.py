@@ -52,7 +52,7 @@ class Case(NamedTuple):
 def cases(horizon: int, *, lag: int = 40) -> list[Case]:
     presets = [
         chain(horizon=horizon, actions=3, classes=3, success=0.2),
-        branch(horizon=horizon, branches=2, spare=1, classes=2, success=0.2),
+        branch(horizon=horizon, actions=2, spare=1, classes=2, success=0.2),
         two_drifts(horizon=horizon, classes=3, success=0.2),
         mismatch(horizon=horizon, classes=3, success=0.2),
     ]

@@ -85,6 +85,8 @@ def test_what_is_printed_names_the_ratios_and_every_method(report: tuple[Path, s
         (["chain", "--horizon", "4096"], "horizon = 4096: must be between 2 and 2048"),
         (["chain", "--map-horizons", "1"], "--map-horizons 1: must be between 2 and 2048"),
         (["chain", "--map-noises", "-1"], "--map-noises -1: must be at least 0"),
+        (["chain", "--classes", "0"], "classes = 0: must be at least 1"),
+        (["branch", "--actions", "1"], "actions = 1: must be at least 2"),
         (["chain", "--success", "1"], "success = 1: must be between 0 and 1"),
         (["chain", "--seeds", "0"], "seeds = 0: must be at least 1"),
         (["chain", "--actor-lr", "nan"], "actor_lr = nan: must be a number, 0 or more"),
@@ -110,7 +112,7 @@ def test_a_file_in_the_way_of_the_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mc", "gae:0.95", "vtrace", "uncapped", "capped:7", "brace:100", "drift:0.1", "path:1"]
+    "name", ["mc", "gae:0.95", "vtrace", "uncapped", "capped:7", "brace:100", "drift:0.1", "path:1", "brace:9@1"]
 )
 def test_a_method_reads_back_from_its_name(name: str) -> None:
     assert parse_method(name).name == name
@@ -118,7 +120,21 @@ def test_a_method_reads_back_from_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mc:1", "gae:2", "gae:x", "brace:-1", "drift:1", "drift:0", "path:-1", "path:nan", ""]
+    "name",
+    [
+        "mc:1",
+        "gae:2",
+        "gae:x",
+        "brace:-1",
+        "drift:1",
+        "drift:0",
+        "path:-1",
+        "path:nan",
+        "mc@1",
+        "brace@0",
+        "brace@x",
+        "",
+    ],
 )
 def test_a_method_out_of_range_is_refused(name: str) -> None:
     with pytest.raises(BraceError, match="method"):
@@ -144,3 +160,9 @@ def test_imports_load_no_more_than_they_need(module: str, absent: list[str]) -> 
     code = f"import sys, {module}; print([m for m in {absent!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_clip_after_a_method_sets_both_and_shows_in_its_name() -> None:
+    method = parse_method("path:2@1")
+    assert (method.rho_clip, method.c_clip, method.parameter) == (1.0, 1.0, 2.0)
+    assert (parse_method("path:2").rho_clip, parse_method("path:2").c_clip) == (1.2, 1.1)

@@ -90,7 +90,7 @@ def run(recipe: Path, root: Path, settings: dict[str, object]) -> Path:
     """One ``brace train`` in a process of its own, without evaluation; returns the run's folder."""
     fixed = {"run.root": root, "run.name": "run", "run.trackers": "[]", "eval.every": 0, "eval.final_problems": 1}
     if settings.get("schedule.mode") == "sync":
-        fixed["schedule.max_staleness"] = 0
+        fixed |= {"schedule.max_staleness": 0, "schedule.sync_every": 1}
     words = [word for key, value in (fixed | settings).items() for word in (f"--{key}", str(value))]
     command = [sys.executable, "-m", "brace_rl", "train", str(recipe), *words]
     # The number of threads is the recipe's business here, not the environment's.

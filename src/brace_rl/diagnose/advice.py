@@ -20,6 +20,8 @@ MIN_RESPONSE_ESS = 30.0
 MIN_ROWS = 30
 MIN_CLUSTERS = 10
 """Fewer responses, or prompts, than these say nothing with an interval."""
+MIN_BIN_SHARE = 0.01
+"""Share of the tokens that a bin must hold to be named the worst."""
 MAX_CUT = 0.01
 """Share of pi's mass, per token, that rho_clip may cut off."""
 MAX_WEIGHT = 10.0
@@ -93,7 +95,8 @@ def _bias_evidence(stats: Statistics) -> list[tuple[str, Estimate]]:
 
 
 def _where(stats: Statistics) -> str:
-    clear = [b for b in stats.bins if b.shift is not None and b.shift.excludes(0)]
+    enough = MIN_BIN_SHARE * stats.counts.tokens
+    clear = [b for b in stats.bins if b.tokens >= enough and b.shift is not None and b.shift.excludes(0)]
     if not clear:
         return ""
     worst = max(clear, key=lambda b: abs(b.shift.value) if b.shift else 0.0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -76,7 +78,7 @@ def _numbers(rows: Sequence[Floats | None], mask: Tensor | None) -> Tensor | Non
     return padded if mask is None else torch.where(mask, padded, 0.0)
 
 
-def _padded(rows: Sequence[np.ndarray], fill: float | bool) -> Tensor:  # type: ignore[type-arg]
+def _padded(rows: Sequence[npt.NDArray[Any]], fill: float | bool) -> Tensor:
     padded = np.full((len(rows), max((len(row) for row in rows), default=0)), fill, dtype=rows[0].dtype)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row

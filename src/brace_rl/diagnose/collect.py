@@ -13,7 +13,7 @@ import torch
 from brace_rl import core
 from brace_rl.diagnose import measures
 from brace_rl.diagnose.chunk import Chunk, collate
-from brace_rl.diagnose.response import NO_VERSION, Floats, Ints, Response
+from brace_rl.diagnose.response import NO_VERSION, Bools, Floats, Ints, Response
 from brace_rl.diagnose.settings import Settings
 from brace_rl.diagnose.sums import Sums, cluster_weights
 
@@ -30,7 +30,9 @@ MIN_HALVES = 8
 MANY = 100_000
 """Prompts and versions are told apart up to this many."""
 REMEMBERED = 4096
-"""First responses kept to be compared with later ones to the same prompt."""
+"""First responses kept to be compared with later ones to the same prompt ..."""
+COMPARED = 64
+"""... and how many of their tokens."""
 
 HISTOGRAM_LIMIT = 2.0
 HISTOGRAM_LINEAR = 1e-3
@@ -98,38 +100,38 @@ def histogram_place(share: float) -> float:
 
 
 class Siblings:
-    """Compares values of responses to the same prompt, whose first tokens differ, under the same critic.
+    """Compares V of responses to the same prompt, under the same critic, around the first token where they differ.
 
-    The value before the first token is that of the prompt, so it agrees; the value after it need not.
+    Up to that token they share a state, so V before it agrees; V after it need not.
 
     Attributes:
         pairs: compared.
-        differences: summed ``|V_t - V_t'|`` at the first three policy tokens.
+        differences: summed ``|V - V'|`` at that token and at the next two policy tokens.
     """
 
     def __init__(self) -> None:
         self.pairs = 0
         self.differences: Floats = np.zeros(3)
-        self._first: OrderedDict[tuple[str, int | None], tuple[Floats, float]] = OrderedDict()
+        self._first: OrderedDict[tuple[str, int | None], tuple[Ints, Bools, Floats]] = OrderedDict()
 
     def add(self, response: Response) -> None:
-        """Compare with the first response to its prompt; without ``prompt_id`` or ``values`` nothing happens."""
-        if response.prompt_id is None or response.values is None:
+        """Compare with the first response to its prompt; needs ``prompt_id``, ``token_ids`` and ``values``."""
+        if response.prompt_id is None or response.values is None or response.token_ids is None:
             return
-        at = np.flatnonzero(response.policy_mask)[:3]
-        tokens: Floats | Ints | None = (
-            response.token_ids if response.token_ids is not None else response.behavior_logprobs
-        )
-        if len(at) < 3 or at[0] != 0 or tokens is None:
-            return
-        key = (response.prompt_id, response.current_version)
-        mine = (response.values[at], float(tokens[0]))
-        other = self._first.setdefault(key, mine)
-        if other[1] != mine[1]:
-            self.pairs += 1
-            self.differences += np.abs(other[0] - mine[0])
+        tokens, mask, values = response.token_ids, response.policy_mask, response.values
+        mine = tokens[:COMPARED].copy(), mask[:COMPARED].copy(), values[:COMPARED].copy()
+        other = self._first.setdefault((response.prompt_id, response.current_version), mine)
         if len(self._first) > REMEMBERED:
             self._first.popitem(last=False)
+        shorter = min(len(mine[0]), len(other[0]))
+        differs = np.flatnonzero(mine[0][:shorter] != other[0][:shorter])
+        if not len(differs):
+            return
+        place = int(differs[0])
+        at, at_other = (np.flatnonzero(mask[place:])[:3] + place for mask in (mine[1], other[1]))
+        if len(at) == len(at_other) == 3 and at[0] == at_other[0] == place:
+            self.pairs += 1
+            self.differences += np.abs(mine[2][at] - other[2][at_other])
 
 
 class Collector:

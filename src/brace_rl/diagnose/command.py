@@ -19,9 +19,10 @@ _PIPED_WIDTH = 160
 """Columns of text that goes to a file or a pipe, where none are known."""
 
 
-def _option(name: str, kind: Any, what: str) -> Callable[[Any], Any]:
-    default = getattr(_DEFAULTS, name.replace("-", "_"))
-    return click.option(f"--{name}", type=kind, help=f"{what}  [default: that of the run, or {default:g}]")
+def _option(name: str, kind: Any, what: str, *, of_run: bool = True) -> Callable[[Any], Any]:
+    default = f"{getattr(_DEFAULTS, name.replace('-', '_')):g}"
+    shown = f"that of the run, or {default}" if of_run else default
+    return click.option(f"--{name}", type=kind, help=f"{what}  [default: {shown}]")
 
 
 @click.command("diagnose")
@@ -40,8 +41,8 @@ def _option(name: str, kind: Any, what: str) -> Callable[[Any], Any]:
 @_option("c-clip", float, "Cap of the trace's ratio.")
 @_option("gamma", float, "Discount per policy token.")
 @_option("lam", float, "lambda, of every estimator.")
-@_option("eps", float, "Weight of the return that the recommended window must leave.")
-@_option("seed", int, "Of the bootstrap.")
+@_option("eps", float, "Weight of the return that the recommended window must leave.", of_run=False)
+@_option("seed", int, "Of the bootstrap.", of_run=False)
 def diagnose_command(files: tuple[Path, ...], maps: tuple[str, ...], out: Path | None, **options: Any) -> None:
     """Say from logged rollouts whether the critic is stale, how badly, where, and what to set.
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from brace_rl.diagnose.advice import interval
-from brace_rl.diagnose.finding import Finding
+from brace_rl.diagnose.finding import Finding, Severity
 from brace_rl.diagnose.statistics import Statistics
 
 MIN_FALSE_ZEROS = 3
 """Contradicted zeros below this may be chance: float32 rounds a probability above 1 - 6e-8 to 1."""
 MIN_PAIRS = 20
 SIBLINGS_DIFFER = 0.5
-"""Differences of V before the first token, relative to those after it, from which on the column is no V-before."""
+"""Differences of V before the token that differs, relative to those after it, from which on it is no V-before."""
 SIBLINGS_AGREE = 0.01
 """The same from which on two values count as equal."""
 MIN_SPREAD = 0.02
 """Differences of V, relative to its deviation, that are worth comparing."""
-MIN_ALIGNMENT = 0.1
+MIN_ALIGNMENT = 0.2
 """Correlation of value changes with surprise that a shift is read from ..."""
-MIN_GAIN = 0.05
+MIN_GAIN = 0.1
 """... and by how much it must exceed that at the right place."""
 FULL_LENGTH_SHARE = 0.02
 """Share of responses of exactly the largest length from which on they look cut off ..."""
@@ -32,18 +32,19 @@ def mu_equals_pi(stats: Statistics) -> Finding | None:
     if not counts.compared or counts.identical < counts.compared:
         return None
     stale = counts.identical_stale
-    aged = "lag" if counts.fresh or counts.stale else "age unknown"
-    if aged == "lag" and not stale:
+    aged = bool(counts.fresh or counts.stale)
+    severity: Severity
+    if aged and not stale:
         severity, what = (
             "note",
             "all of lag 0, where that can be right; an engine of its own differs a little even then",
         )
     else:
         severity = "error" if stale else "warning"
-        what = f"{stale} of them stale" if aged == "lag" else "their lag is not known"
+        what = f"{stale} of them stale" if aged else "their lag is not known"
     return Finding(
         "mu_equals_pi",
-        severity,  # type: ignore[arg-type]
+        severity,
         "behavior_logprobs equal target_logprobs at every policy token, so every ratio is 1 and nothing is corrected.",
         f"{counts.identical} of {counts.compared} tokens are identical; {what}.",
         "Log the log-probs the engine sampled with, when it samples; do not recompute them with current weights (verl: "
@@ -148,9 +149,9 @@ def values_shifted(stats: Statistics) -> Finding | None:
         if shift:
             numbers |= {"sibling_pairs": critic.sibling_pairs, "first": first, "second": second, "third": third}
             parts.append(
-                f"over {critic.sibling_pairs} pairs of responses to the same prompt that begin with different tokens, "
-                f"V at the first three tokens differs by {first:.3g}, {second:.3g}, {third:.3g} on average; V before "
-                "the first token should agree, after it not"
+                f"over {critic.sibling_pairs} pairs of responses to the same prompt, V at the first token where they "
+                f"differ and at the next two is apart by {first:.3g}, {second:.3g}, {third:.3g} on average; before "
+                "that token they should agree, after it not"
             )
     for offset in (-1, 1):
         gain, own = critic.alignment_gain.get(offset), critic.alignment.get(offset)
@@ -165,10 +166,11 @@ def values_shifted(stats: Statistics) -> Finding | None:
             )
     if not shift:
         return None
+    certain = "sibling_pairs" in numbers  # the other evidence is a correlation, and a critic still untrained has none
     which = "after token t" if shift > 0 else "before token t - 1"
     return Finding(
         "values_shifted",
-        "error",
+        "error" if certain else "warning",
         f"values look shifted by one: entry t seems to be V {which}, not V before token t.",
         "; ".join(parts) + ".",
         "V before token t is the critic's output at the position before it; shift the column, and check policy_mask "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from brace_rl.diagnose.advice import Recommendation, Verdict, recommendations, verdict
-from brace_rl.diagnose.collect import Collector
+from brace_rl.diagnose.collect import HISTOGRAM_BINS, Collector, histogram_place
 from brace_rl.diagnose.columns import ColumnMap
 from brace_rl.diagnose.finding import Finding
 from brace_rl.diagnose.findings import findings
@@ -28,7 +29,8 @@ NEEDS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("explained variance, value error", ("values", "reward")),
     ("beta and BRACE shift by horizon, g_hat", (*_RATIOS, "values", "reward")),
     ("alignment of values by surprise", ("values", "behavior_logprobs")),
-    ("alignment of values among responses to a prompt; intervals by prompt", ("prompt_id",)),
+    ("alignment of values among responses to a prompt", ("values", "prompt_id", "token_ids")),
+    ("intervals by prompt rather than by response", ("prompt_id",)),
     ("truncation kept apart from termination", ("truncated",)),
     ("tool output kept apart (all tokens count as policy tokens)", ("policy_mask",)),
 )
@@ -57,7 +59,14 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """For ``diagnosis.json``; NaN is left to the writer."""
         content = _plain(asdict(self))
-        return {"format": FORMAT_VERSION, "expectation_under_pi": EXPECTATION, **content}
+        return {
+            "format": FORMAT_VERSION,
+            "expectation_under_pi": EXPECTATION,
+            "rows_used": self.statistics.counts.rows_used,
+            # Bin i + 1 of a histogram lies between edges i and i + 1; the first and the last bin hold what lies beyond.
+            "histogram_edges": [histogram_place(i / HISTOGRAM_BINS) for i in range(HISTOGRAM_BINS + 1)],
+            **content,
+        }
 
 
 def diagnose(
@@ -104,7 +113,7 @@ def _all_responses(
 ) -> Iterator[Response]:
     first: Response | None = None
     for path in files:
-        for response in read_responses(path, names, lambda read, path=path: progress(path, read)):  # type: ignore[misc]
+        for response in read_responses(path, names, partial(progress, path)):
             if first is None:
                 first = response
             check_same_columns(response, first, names)

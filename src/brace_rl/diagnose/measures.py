@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,7 +120,7 @@ def weight_sums(chunk: Chunk, weights: Tensor) -> Columns:
 
 def targets_of(chunk: Chunk, settings: Settings) -> dict[str, Tensor]:
     """Targets by estimator, and ``return``, the realised return; ``[B, T]``, 0 outside ``policy_mask``."""
-    common = {
+    common: dict[str, Any] = {
         "values": known(chunk.values),
         "rewards": known(chunk.rewards),
         "policy_mask": chunk.policy_mask,
@@ -127,7 +128,7 @@ def targets_of(chunk: Chunk, settings: Settings) -> dict[str, Tensor]:
         "gamma": settings.gamma,
         "check_inputs": False,
     }
-    ratios = {
+    ratios: dict[str, Any] = {
         "behavior_logprobs": known(chunk.behavior_logprobs),
         "target_logprobs": known(chunk.target_logprobs),
         "rho_clip": settings.rho_clip,
@@ -135,11 +136,11 @@ def targets_of(chunk: Chunk, settings: Settings) -> dict[str, Tensor]:
         "lam": settings.lam,
     }
     return {
-        "return": core.monte_carlo_targets(**common).targets,  # type: ignore[arg-type]
-        "gae": core.gae_targets(**common, lam=settings.lam).targets,  # type: ignore[arg-type]
-        "vtrace": core.vtrace_targets(**common, **ratios).targets,  # type: ignore[arg-type]
-        "capped": core.capped_targets(**common, **ratios, window=settings.window).targets,  # type: ignore[arg-type]
-        "brace": core.brace_targets(**common, **ratios, window=settings.window).targets,  # type: ignore[arg-type]
+        "return": core.monte_carlo_targets(**common).targets,
+        "gae": core.gae_targets(**common, lam=settings.lam).targets,
+        "vtrace": core.vtrace_targets(**common, **ratios).targets,
+        "capped": core.capped_targets(**common, **ratios, window=settings.window).targets,
+        "brace": core.brace_targets(**common, **ratios, window=settings.window).targets,
     }
 
 

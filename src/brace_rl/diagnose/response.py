@@ -90,7 +90,8 @@ def response_from_row(row: Mapping[str, Any], names: ColumnMap, where: str) -> R
     for telltale, built_in in TELLTALES.items():
         if telltale in row and "behavior_logprobs" not in found:
             raise RowError(
-                f"{where}: behavior_logprobs: not there, but {telltale} is, {built_in}'s name for it: add --map {built_in}"
+                f"{where}: behavior_logprobs: not there, but {telltale} is: these are {built_in}'s names, so add "
+                f"--map {built_in}"
             )
     if not present:
         raise RowError(_nothing_to_read(row, where))

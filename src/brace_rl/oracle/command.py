@@ -22,7 +22,8 @@ def _help() -> str:
             f"PRESET is one of {PRESETS}. Parts: exact (bias, spread, error, fixed points and the offset "
             "bound of one stale pair), curves (PPO at each lag), map (where a window pays over lag, horizon and engine "
             "noise).",
-            "\b\nMethods:\n" + "\n".join(f"  {name}: {meaning}" for name, meaning in MEANINGS.items()),
+            "\b\nMethods; @CLIP after one sets both its clips, such as brace:100@1:\n"
+            + "\n".join(f"  {name}: {meaning}" for name, meaning in MEANINGS.items()),
         ]
     )
 
@@ -36,6 +37,8 @@ def _help() -> str:
 @click.option("--lag", default=10, show_default=True, type=int, help="S of the pair in the exact part.")
 @click.option("--horizon", type=int, help="Tokens in a response, at most 2048.  [default: 256]")
 @click.option("--success", type=float, help="Success of the starting policy.  [default: 0.03]")
+@click.option("--classes", type=int, help="Classes of positions, learnt apart.  [default: 16, branch: 8]")
+@click.option("--actions", type=int, help="Tokens to choose from.  [default: 2, branch: 4]")
 @click.option("--seeds", default=20, show_default=True, type=int)
 @click.option("--seed", default=0, show_default=True, type=int, help="Of all random numbers.")
 @click.option("--steps", default=LearnConfig.steps, show_default=True, type=int, help="Trainer steps.")

@@ -72,7 +72,7 @@ def draw_map(cells: Sequence[dict[str, Any]], folder: Path, *, method: str, base
         axis.set_yticks(range(len(horizons)), [str(horizon) for horizon in horizons])
         figure.colorbar(image, ax=axis)
     figure.suptitle(f"area under the curve: {method} minus {baseline} (* 95 % interval leaves out 0)")
-    return _save(figure, folder / f"map_{method}_{baseline}".replace(":", ""))
+    return _save(figure, folder / f"map_{method}_{baseline}".replace(":", "").replace("@", "clip"))
 
 
 def _moments(study: dict[str, Any], what: str) -> Any:

@@ -18,6 +18,9 @@ PARAMETERS = {
 }
 """Name to its parameter and that parameter's default. The paper gives 100; the others are this project's choice."""
 
+UNCLIPPED = ("mc", "gae", "vtrace")
+"""Kinds whose clips are no option: without ratios, or 1 by definition."""
+
 MEANINGS = {
     "mc": "the realised return (PPO)",
     "gae": "generalised advantage estimation, gae:LAMBDA",
@@ -47,8 +50,10 @@ class Method:
 
     @property
     def name(self) -> str:
-        """As :func:`parse_method` reads it."""
-        return self.kind if PARAMETERS[self.kind] is None else f"{self.kind}:{self.parameter:g}"
+        """As :func:`parse_method` reads it; clips are named where they are one and the same."""
+        number = "" if PARAMETERS[self.kind] is None else f":{self.parameter:g}"
+        clip = f"@{self.c_clip:g}" if self.rho_clip == self.c_clip and self.kind not in UNCLIPPED else ""
+        return f"{self.kind}{number}{clip}"
 
     @property
     def window(self) -> int:
@@ -57,14 +62,21 @@ class Method:
 
 
 def parse_method(text: str, *, rho_clip: float = 1.2, c_clip: float = 1.1) -> Method:
-    """``NAME`` or ``NAME:NUMBER`` to a :class:`Method`.
+    """``NAME[:NUMBER][@CLIP]`` to a :class:`Method`; the clip is that of residual and trace both.
 
     Raises:
         BraceError: an unknown name, or a number outside its range.
     """
-    kind, colon, number = text.strip().partition(":")
+    named, at, clip = text.strip().partition("@")
+    kind, colon, number = named.partition(":")
     if kind not in PARAMETERS:
         raise BraceError(f"method {text!r}: unknown; choose from {', '.join(PARAMETERS)}")
+    if at:
+        if kind in UNCLIPPED:
+            raise BraceError(f"method {text!r}: {kind} takes no clip")
+        rho_clip = c_clip = _number(text, clip, "CLIP")
+        if not c_clip > 0:
+            raise BraceError(f"method {text!r}: the clip must be above 0 (inf for no cap)")
     parameter = PARAMETERS[kind]
     if kind == "vtrace":
         rho_clip = c_clip = 1.0
@@ -74,12 +86,16 @@ def parse_method(text: str, *, rho_clip: float = 1.2, c_clip: float = 1.1) -> Me
         return Method(kind, rho_clip=rho_clip, c_clip=c_clip)
     meaning, value = parameter
     if colon:
-        try:
-            value = float(number)
-        except ValueError:
-            raise BraceError(f"method {text!r}: {number!r} is not a number ({kind}:{meaning.upper()})") from None
+        value = _number(text, number, meaning.upper())
     _check_parameter(text, kind, value)
     return Method(kind, value, rho_clip=rho_clip, c_clip=c_clip)
+
+
+def _number(text: str, word: str, meaning: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise BraceError(f"method {text!r}: {word!r} is not a number ({meaning})") from None
 
 
 def _check_parameter(text: str, kind: str, value: float) -> None:

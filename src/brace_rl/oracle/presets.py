@@ -89,25 +89,26 @@ def chain(
     return Preset(name, mdp, logits, right, engine or Engine())
 
 
-def branch(*, horizon: int = 256, branches: int = 4, spare: int = 3, classes: int = 8, success: float = 0.03) -> Preset:
-    """An early decision decides most: token 0 picks a branch, and only on branch 0 may ``spare`` later tokens be wrong.
+def branch(*, horizon: int = 256, actions: int = 4, spare: int = 3, classes: int = 8, success: float = 0.03) -> Preset:
+    """An early decision decides most: token 0 picks one of ``actions`` branches.
 
-    On every other branch one wrong token is too many. The policy sees its branch and the position's class; the state is
-    the branch and the number of errors so far. The start picks all branches equally often.
+    Only on branch 0 may ``spare`` later tokens be wrong; on every other branch one wrong token is too many. The policy
+    sees its branch and the class of the position; the state is the branch and the number of errors so far. The start
+    picks all branches equally often.
     """
     width = spare + 2
-    states = 1 + branches * width
+    states = 1 + actions * width
     position = torch.arange(horizon)[:, None, None]
     state = torch.arange(states)[:, None]
-    token = torch.arange(branches)
+    token = torch.arange(actions)
     kind = (position - 1).clamp(min=0) % classes
-    errors = ((state - 1) % width + (token != kind % branches)).clamp(max=width - 1)
+    errors = ((state - 1) % width + (token != kind % actions)).clamp(max=width - 1)
     own = (state - 1).clamp(min=0) // width
     next_state = torch.where((state == 0) | (position == 0), 1 + token * width, 1 + own * width + errors)
-    rewards = torch.zeros(horizon, states, branches, dtype=torch.float64)
+    rewards = torch.zeros(horizon, states, actions, dtype=torch.float64)
     rewards[-1] = ((next_state[-1] - 1) % width <= torch.where(own == 0, spare, 0)).double()
     observations = torch.where((state == 0) | (position == 0), 0, 1 + own * classes + kind)[..., 0]
-    right = torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(classes).repeat(branches) % branches])
+    right = torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(classes).repeat(actions) % actions])
     mdp = TokenMDP(next_state, rewards, observations.contiguous())
     solved = torch.ones(len(right), dtype=torch.bool)
     solved[0] = False
@@ -153,6 +154,9 @@ def make_preset(name: str, **options: float) -> Preset:
     success = options.get("success", 0.5)
     if not 0 < success < 1:
         raise BraceError(f"success = {success:g}: must be between 0 and 1")
+    for option, least in (("classes", 1), ("actions", 2)):
+        if options.get(option, least) < least:
+            raise BraceError(f"{option} = {options[option]:g}: must be at least {least}")
     return PRESETS[name](**options)
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import Progress
 
@@ -22,6 +23,7 @@ from brace_rl.oracle.sweep import AUTOMATIC, best_fixed, boundary_map, curves, i
 
 PARTS = ("exact", "curves", "map")
 CRITIC_NAMES = {"own": "fixed point", "mu": "V^mu", "pi": "V^pi"}
+PRESET_OPTIONS = ("horizon", "success", "classes", "actions")
 BASELINE = "uncapped"
 """What a window is compared with on the map: the same clips over the whole response."""
 
@@ -55,13 +57,14 @@ def run_oracle(preset: str, out: Path, parts: str, given: dict[str, Any], consol
     request = _request(preset, out, given)
     if out.exists() and not out.is_dir():
         raise BraceError(f"--out {out}: is a file; name a folder")
+    torch.set_num_threads(1)  # the tensors are small: a second thread waits more than it works
     for part in chosen:
         {"exact": _exact, "curves": _curves, "map": _map}[part](request, console)
     _print(console, f"\nfiles: {out}")
 
 
 def _request(preset: str, out: Path, given: dict[str, Any]) -> _Request:
-    options = {name: given[name] for name in ("horizon", "success") if given[name] is not None}
+    options = {name: given[name] for name in PRESET_OPTIONS if given[name] is not None}
     for name in ("rho_clip", "c_clip"):
         if not given[name] > 0:
             raise BraceError(f"--{name.replace('_', '-')} {given[name]:g}: must be above 0 (inf for no cap)")

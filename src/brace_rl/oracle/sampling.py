@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from brace_rl.oracle.mdp import Policies, TokenMDP
 from brace_rl.oracle.methods import Method
 from brace_rl.oracle.targets import Responses, sampled_targets, sampled_windows
+
+IntArray = npt.NDArray[np.int64]
 
 
 class Paths(NamedTuple):
@@ -37,18 +41,20 @@ class SampledMoments(NamedTuple):
 class Steps:
     """The tables of an MDP in the form that the sampling loop reads; made once.
 
+    NumPy, because the loop makes a handful of calls per token on a few hundred numbers, and there a call costs less.
+
     Attributes:
         next_state, observations: of :class:`~brace_rl.oracle.mdp.TokenMDP`, one flat row per position.
     """
 
     mdp: TokenMDP
-    next_state: tuple[Tensor, ...]
-    observations: tuple[Tensor, ...]
+    next_state: list[IntArray]
+    observations: list[IntArray]
 
     @classmethod
     def of(cls, mdp: TokenMDP) -> Steps:
         """Lay the tables out."""
-        return cls(mdp, mdp.next_state.flatten(1).unbind(0), mdp.observations.unbind(0))
+        return cls(mdp, list(mdp.next_state.flatten(1).numpy()), list(mdp.observations.numpy()))
 
 
 def draw_paths(steps: Steps, logits: Tensor, *, batch: int, generator: torch.Generator) -> Paths:
@@ -58,21 +64,21 @@ def draw_paths(steps: Steps, logits: Tensor, *, batch: int, generator: torch.Gen
         logits: ``[tables, C, A]``; the responses of table ``i`` are rows ``i * batch`` to ``(i + 1) * batch - 1``.
     """
     mdp, tables = steps.mdp, logits.shape[0]
-    rows = tables * batch
-    # The last column is 1 up to rounding and not needed: whatever exceeds all others is the last token.
-    bounds = logits.detach().softmax(-1).cumsum(-1)[..., :-1].reshape(-1, mdp.actions - 1)
-    uniform = torch.rand(mdp.horizon, rows, 1, generator=generator, dtype=bounds.dtype).unbind(0)
-    table = torch.arange(tables).repeat_interleave(batch) * mdp.classes
-    state = torch.full((rows,), mdp.start)
-    states, tokens = [], []
-    for u, nxt, observe in zip(uniform, steps.next_state, steps.observations, strict=True):
-        row = observe.index_select(0, state).add_(table)
-        token = (u > bounds.index_select(0, row)).sum(-1)
-        states.append(state)
-        tokens.append(row.mul_(mdp.actions).add_(token))
-        state = nxt.index_select(0, token.add_(state, alpha=mdp.actions))
-    position = torch.arange(mdp.horizon) * mdp.states
-    return Paths(states=torch.stack(states, 1).add_(position), tokens=torch.stack(tokens, 1))
+    rows, last = tables * batch, mdp.actions - 1
+    # The cumulative probability of the last token is 1 up to rounding and not needed: what exceeds all others is it.
+    bounds = logits.detach().softmax(-1).cumsum(-1)[..., :-1].reshape(-1, last).numpy()
+    uniform = torch.rand(mdp.horizon, rows, 1, generator=generator, dtype=logits.dtype).numpy()
+    table = np.arange(tables).repeat(batch) * mdp.classes
+    states, tokens = np.empty((2, mdp.horizon, rows), dtype=np.int64)
+    state = np.full(rows, mdp.start)
+    for t, (nxt, observe) in enumerate(zip(steps.next_state, steps.observations, strict=True)):
+        row = observe.take(state) + table
+        exceeds = uniform[t] > bounds.take(row, 0)
+        token = exceeds[:, 0] if last == 1 else exceeds.sum(1)
+        states[t] = state + t * mdp.states
+        tokens[t] = row * mdp.actions + token
+        state = nxt.take(state * mdp.actions + token)
+    return Paths(*(torch.from_numpy(x).T.contiguous() for x in (states, tokens)))
 
 
 def path_rewards(mdp: TokenMDP, paths: Paths, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,10 +29,10 @@ class Responses(NamedTuple):
 
 
 def sampled_windows(method: Method, responses: Responses, groups: int) -> Tensor | None:
-    """``[N, H]`` int64 windows of the kinds that choose them, or None.
+    """int64 windows of the kinds that choose them: ``[N, H]`` for ``path``, ``[groups]`` for ``drift``; else None.
 
     Args:
-        groups: the batch holds this many independent batches of equal size; a batch window is chosen for each.
+        groups: the rows are this many independent batches of equal size; a batch window is chosen for each.
     """
     if method.kind not in ("drift", "path"):
         return None
@@ -57,7 +58,7 @@ def sampled_windows(method: Method, responses: Responses, groups: int) -> Tensor
         ).window
         for b, t, m in zip(behavior.chunk(groups), target.chunk(groups), mask.chunk(groups), strict=True)
     ]
-    return torch.stack(chosen).repeat_interleave(len(behavior) // groups)[:, None].expand_as(behavior).contiguous()
+    return torch.stack(chosen)
 
 
 def sampled_targets(
@@ -68,6 +69,13 @@ def sampled_targets(
     Args:
         windows: from :func:`sampled_windows`, for the kinds that choose them.
     """
+    if windows is not None and windows.dim() == 1:
+        groups = zip(*(x.chunk(len(windows)) for x in responses), windows.tolist(), strict=True)
+        each = [
+            sampled_targets(replace(method, kind="brace", parameter=window), Responses(*rows), gamma=gamma)
+            for *rows, window in groups
+        ]
+        return core.ValueTargets(*(torch.cat(parts) for parts in zip(*each, strict=True)))
     values, rewards, behavior, target = responses
     mask = torch.ones_like(values, dtype=torch.bool)
     plain: dict[str, Any] = {"values": values, "rewards": rewards, "policy_mask": mask}

@@ -48,7 +48,7 @@ from brace_rl.training.types import RolloutGroup, RolloutRequest, SamplingParams
 
 
 class _Stopped(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM while the trainer waits, when nothing is half done. Passes whatever KeyboardInterrupt passes."""
+    """Ctrl-C or SIGTERM while the trainer waits, when nothing is half done. Nobody else may swallow it."""
 
 
 class Trainer:
@@ -82,6 +82,7 @@ class Trainer:
         )
         self.snapshots = SnapshotRing(config.schedule.max_staleness)
         self.published_version = -1
+        self._saved_version = -1
         self.next_index = 0
         self.clock = PhaseClock()
         self.evaluations: dict[str, dict[str, float]] = {}
@@ -106,7 +107,8 @@ class Trainer:
             self._publish(force=True)
             while self.learner.version < self.config.optim.steps and not self._stop:
                 self._step()
-        self.save()
+        if self._saved_version != self.learner.version:
+            self.save()
         return "finished" if self.learner.version >= self.config.optim.steps else "interrupted"
 
     def evaluate_before(self) -> None:
@@ -116,7 +118,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint of everything a resumed run needs."""
-        return save_checkpoint(
+        path = save_checkpoint(
             self.writer.directory,
             step=self.learner.version,
             actor=self.learner.actor,
@@ -133,6 +135,8 @@ class Trainer:
             groups=self.staleness.buffered,
             keep=self.config.run.keep_checkpoints,
         )
+        self._saved_version = self.learner.version
+        return path
 
     def load(self, checkpoint: Path) -> None:
         """Go on from a checkpoint: unanswered prompts are issued again, buffered answers are kept."""
@@ -161,6 +165,8 @@ class Trainer:
         with self.clock("publish"):
             self._publish()
             self._issue()
+        if self.learner.version == self.config.optim.steps:
+            self.save()  # before the last evaluation, so that nothing that befalls it costs the training
         self._record(metrics, trajectories, time.perf_counter() - started)
         every = self.config.run.checkpoint_every
         if every and self.learner.version % every == 0 and self.learner.version < self.config.optim.steps:

@@ -61,8 +61,8 @@ FIXED_SETTINGS = (
     "schedule.max_staleness",
     "run.seed",
 )
-"""What a checkpoint was made with and a resumed run must keep: weights, snapshots, answers waiting in the buffer and the
-ledger of prompts mean something else under another value."""
+"""What a checkpoint was made with and a resumed run must keep: weights, snapshots, buffered answers and the ledger of
+prompts mean something else under another value."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _no_false_start_left(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if is_new and run_dir.is_dir() and not read_run(run_dir).training_rows:
+        if is_new and (run_dir / "config.json").is_file() and not read_run(run_dir).training_rows:
             shutil.rmtree(run_dir, ignore_errors=True)
         raise
 
