@@ -40,7 +40,7 @@ def test_the_settings_people_can_name_are_these():
         "optim": "actor_lr betas critic_lr critic_warmup_steps lr_warmup_steps max_grad_norm micro_batch_tokens "
         "minibatches steps weight_decay",
         "eval": "every final_problems problems slots",
-        "run": "checkpoint_every keep_checkpoints name root samples_per_step seed trackers",
+        "run": "checkpoint_every keep_checkpoints name rollouts_per_step root samples_per_step seed trackers",
     }
 
 

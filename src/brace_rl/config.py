@@ -153,6 +153,9 @@ class RunConfig(Section):
     checkpoint_every: int = Field(0, ge=0, description="trainer steps between checkpoints; 0: at the end only")
     keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept")
     samples_per_step: int = Field(2, ge=0, description="trajectories written to samples.jsonl per step")
+    rollouts_per_step: int = Field(
+        0, ge=0, description="responses per step written to rollouts.jsonl with their log-probs and values"
+    )
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
         ("tensorboard",), description="metric sinks beside metrics.jsonl; wandb and trackio must be installed"
     )

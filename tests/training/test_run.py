@@ -25,7 +25,7 @@ TINY = {
     "rollout": {"prompts_per_step": 4, "samples_per_prompt": 2, "max_response_tokens": 12, "slots": 6},
     "optim": {"steps": STEPS, "actor_lr": 1e-2, "critic_lr": 1e-2, "critic_warmup_steps": 1},
     "eval": {"final_problems": 8, "slots": 8},
-    "run": {"checkpoint_every": 2, "keep_checkpoints": 10},
+    "run": {"checkpoint_every": 2, "keep_checkpoints": 10, "rollouts_per_step": 3},
 }
 LOSSES = ("value/loss", "actor/loss", "critic/grad_norm", "actor/grad_norm", "ratio/mean", "target/abs_gap")
 
@@ -143,6 +143,20 @@ def test_a_run_leaves_its_files(sync_run):
     summary = json.loads((sync_run / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["eval_after"]["eval/problems"] == 8
+
+
+def test_logged_rollouts_hold_what_the_learner_saw(lag_run):
+    rows = [json.loads(line) for line in (lag_run / "rollouts.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [step for step in range(1, STEPS + 1) for _ in range(3)]
+    for row in rows:
+        assert row["current_version"] == row["step"] - 1
+        mask = row["policy_mask"]
+        for name in ("behavior_logprobs", "target_logprobs", "values"):
+            assert [value is not None for value in row[name]] == [bool(is_policy) for is_policy in mask], name
+        assert {v for v, on in zip(row["versions"], mask, strict=True) if on} == {max(0, row["current_version"] - 2)}
+        if row["step"] <= 2:  # the critic warms up first, so that pi is still mu
+            for pi, mu in zip(row["target_logprobs"], row["behavior_logprobs"], strict=True):
+                assert pi == (None if mu is None else pytest.approx(mu, abs=1e-4))
 
 
 def test_the_saved_actor_is_an_ordinary_model_folder(sync_run):

@@ -126,6 +126,12 @@ def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     return groups
 
 
+def padded_tokens(lengths: Sequence[int], token_budget: int) -> int:
+    """Tokens, padding included, of the forward passes over rows of these lengths."""
+    groups = micro_batches(lengths, token_budget)
+    return sum(len(group) * lengths[group[0]] for group in groups)
+
+
 def minibatch_rows(size: int, parts: int, seed: int) -> list[list[int]]:
     """Split ``size`` rows into ``parts`` minibatches of nearly equal size, shuffled when there is more than one."""
     order = torch.arange(size)

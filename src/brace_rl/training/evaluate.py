@@ -36,6 +36,7 @@ class Evaluator:
             "eval/length_mean": fmean(len(t.response_ids) for t in trajectories),
             "eval/truncated": fmean(t.truncated for t in trajectories),
             "eval/problems": float(len(trajectories)),
+            "tokens/eval": float(sum(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)),
         }
 
     def _sample(self, problems: Sequence[Problem], version: int) -> list[Trajectory]:

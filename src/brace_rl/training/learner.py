@@ -15,7 +15,7 @@ from brace_rl import core
 from brace_rl.config import AlgorithmConfig, Config
 from brace_rl.diagnostics import batch as diagnostics
 from brace_rl.errors import StalenessError
-from brace_rl.training.batch import Batch, micro_batches, minibatch_rows
+from brace_rl.training.batch import Batch, micro_batches, minibatch_rows, padded_tokens
 from brace_rl.training.clock import PhaseClock
 from brace_rl.training.logprobs import token_logprobs
 from brace_rl.training.models import Critic
@@ -44,6 +44,7 @@ class Learner:
     Attributes:
         version: completed updates, critic warm-up included; the version of the actor's present weights.
         clock: seconds spent evaluating, computing targets and metrics, and updating.
+        latest: policy and critic on the batch of the last :meth:`update`, before it; None before the first.
     """
 
     def __init__(self, actor: PreTrainedModel, critic: Critic, config: Config) -> None:
@@ -52,6 +53,7 @@ class Learner:
         self.config = config
         self.version = 0
         self.clock = PhaseClock(actor.device)
+        self.latest: Evaluation | None = None
         self.actor_optimizer = self._optimizer(actor, config.optim.actor_lr)
         self.critic_optimizer = self._optimizer(critic, config.optim.critic_lr)
 
@@ -80,7 +82,7 @@ class Learner:
         """
         algorithm = self.config.algorithm
         with self.clock("evaluate"):
-            before = self.evaluate(batch)
+            before = self.latest = self.evaluate(batch)
             self._refuse_fake_behavior(batch, before.target_logprobs)
         with self.clock("targets"):
             estimate = value_targets(algorithm, batch, before)
@@ -98,6 +100,11 @@ class Learner:
                 sums[-1] |= self._no_actor_step() if self.warming_up else self._actor_step(batch, rows, advantages)
         for name in sums[0]:
             metrics[name] = torch.stack([s[name] for s in sums]).mean()
+        budget = self.config.optim.micro_batch_tokens
+        metrics["tokens/evaluate"] = torch.tensor(float(padded_tokens(batch.lengths, budget)))
+        metrics["tokens/update"] = torch.tensor(
+            float(sum(padded_tokens([batch.lengths[row] for row in rows], budget) for rows in parts))
+        )
         metrics["critic/lr"] = torch.tensor(self.config.optim.critic_lr)
         metrics["actor/lr"] = torch.tensor(0.0 if self.warming_up else self._actor_lr())
         self.version += 1

@@ -42,6 +42,7 @@ from brace_rl.training.data import ProblemStream, SnapshotRing
 from brace_rl.training.evaluate import Evaluator
 from brace_rl.training.learner import Learner
 from brace_rl.training.progress import Progress
+from brace_rl.training.rollout_log import rollout_records
 from brace_rl.training.run_files import RunWriter, sample_record
 from brace_rl.training.staleness import StalenessController
 from brace_rl.training.types import RolloutGroup, RolloutRequest, SamplingParams, Trajectory, derive_seed
@@ -239,7 +240,14 @@ class Trainer:
         self.writer.write_metrics(step, metrics)
         shown = trajectories[: self.config.run.samples_per_step]
         self.writer.write_samples([sample_record(t, self.tokenizer, step=step) for t in shown])
+        self._log_rollouts(trajectories[: self.config.run.rollouts_per_step])
         self.progress.step(metrics | {"step": float(step)})
+
+    def _log_rollouts(self, trajectories: list[Trajectory]) -> None:
+        if trajectories and self.learner.latest is not None:
+            step = self.learner.version
+            records = rollout_records(trajectories, self.learner.latest, step=step, version=step - 1)
+            self.writer.write_rollouts(records)
 
     def _evaluation(self, step: int) -> dict[str, float]:
         """``eval/*`` where this step is due one, else nothing. The last step's is ``evaluations["after"]``."""

@@ -39,7 +39,7 @@ from brace_rl.training.models import (
 )
 from brace_rl.training.progress import Progress
 from brace_rl.training.rollout import DriverSpec
-from brace_rl.training.run_files import RunWriter
+from brace_rl.training.run_files import RunWriter, check_trackers
 from brace_rl.training.types import derive_seed
 from brace_rl.training.warm_start import warm_start
 
@@ -84,14 +84,17 @@ def new_run_dir(config: Config, recipe: Path | None) -> Path:
 
 
 def check(config: Config) -> dict[str, str]:
-    """Build the task and look at its first problems without training; what was found, as text."""
+    """Build the task and look at its first problem with the model's tokenizer, without training; what was found."""
     task = build_task(config.task, config.warm_start, config.run.seed)
     train, held_out = task.train_problems(), task.eval_problems()
+    tokenizer = load_tokenizer(config.model.path) if config.model.path else task.build_tokenizer()
+    check_trackers(config.run.trackers)
     return {
         "task": config.task.name,
         "training problems": str(len(train)),
         "held-out problems": str(len(held_out)),
         "first problem": str(train[0].prompt),
+        "first prompt": f"{len(task.prompt_ids(train[0], tokenizer))} tokens",
         "schedule": f"{config.schedule.mode}, S = {config.schedule.max_staleness}",
         "value target": f"{config.algorithm.value_target}, window {config.algorithm.window}",
     }

@@ -1,12 +1,13 @@
 """What a run leaves behind: one folder, plain files, each readable while the run goes on.
 
-=================  =====================================================================================
-``config.json``    the resolved configuration
-``config.toml``    the same as a recipe: ``brace train runs/NAME/config.toml`` repeats the run
-``metrics.jsonl``  one JSON object per step; a figure that is not finite is null and named in "non_finite"
-``samples.jsonl``  some responses of every step, with tool output marked
-``events/``        TensorBoard, when named in ``run.trackers``
-=================  =====================================================================================
+==================  ========================================================================================
+``config.json``     the resolved configuration
+``config.toml``     the same as a recipe: ``brace train runs/NAME/config.toml`` repeats the run
+``metrics.jsonl``   one JSON object per step; a figure that is not finite is null and named in "non_finite"
+``samples.jsonl``   some responses of every step, with tool output marked
+``rollouts.jsonl``  responses with log-probs and values per token, where ``run.rollouts_per_step`` > 0
+``events/``         TensorBoard, when named in ``run.trackers``
+==================  ========================================================================================
 
 Files that hold one thing are replaced as a whole; files that grow are appended to, one line at a time, and a line that
 cannot be written in full (disk full) is taken back.
@@ -75,7 +76,7 @@ class RunWriter:
         elif not (self.directory / "config.json").is_file():
             raise BraceError(f"{self.directory}: no run to resume (no config.json); name the folder of a run")
         else:
-            for name in ("metrics.jsonl", "samples.jsonl"):
+            for name in ("metrics.jsonl", "samples.jsonl", "rollouts.jsonl"):
                 _cut_after(self.directory / name, resume_step)
         self._trackers: dict[str, Tracker] = {}
         try:
@@ -126,6 +127,14 @@ class RunWriter:
             BraceError: the disk is full; the file holds only whole lines still.
         """
         _append_lines(self.directory / "samples.jsonl", samples)
+
+    def write_rollouts(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append responses with their log-probs and values per token.
+
+        Raises:
+            BraceError: the disk is full; the file holds only whole lines still.
+        """
+        _append_lines(self.directory / "rollouts.jsonl", records)
 
     def close(self) -> None:
         """Flush and close the trackers. Idempotent."""

@@ -35,7 +35,9 @@ def warm_start(
     and dropout, which draws from the global generator, would make the weights depend on more than the seed.
     """
     settings = config.warm_start
-    optimizer = torch.optim.AdamW(actor.parameters(), lr=settings.lr, betas=config.optim.betas)
+    optimizer = torch.optim.AdamW(
+        actor.parameters(), lr=settings.lr, betas=config.optim.betas, weight_decay=config.optim.weight_decay
+    )
     transcripts = task.demonstrations(derive_seed(config.run.seed, "demonstrations"))
     for step in range(settings.steps):
         rows = [_tokenize(t, task, tokenizer) for t in islice(transcripts, settings.batch_size)]
