@@ -72,6 +72,7 @@ def test_figures_are_means_over_the_problems():
         "eval/length_mean": 1.0,
         "eval/truncated": 0.0,
         "eval/problems": 4.0,
+        "tokens/eval": 18.0,
     }
 
 
