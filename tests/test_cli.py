@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -356,7 +357,9 @@ def test_a_model_with_pickled_weights_only_is_refused(brace, gsm8k, model_dir, t
 
 def test_rows_without_solutions_cannot_be_warm_started_on(brace, gsm8k, model_dir, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a?", "answer": 1}\n{"prompt": "b?", "answer": 2}\n')
-    result = train_gsm8k(brace, gsm8k, model_dir, "--warm_start.steps", 1)
+    chat = shutil.copytree(model_dir, tmp_path / "chat")
+    (chat / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    result = train_gsm8k(brace, gsm8k, chat, "--warm_start.steps", 1)
     assert_bad_input(result, r"no worked solutions to learn from; set warm_start\.steps = 0")
     assert runs_of(tmp_path) == []
 

@@ -58,6 +58,11 @@ def test_a_recipe_is_read_and_overrides_win(tmp_path):
         ({"algorithm.rho_clip": "0"}, r"algorithm\.rho_clip: .*greater than 0"),
         ({"algorithm.c_clip": "-0.5"}, r"algorithm\.c_clip: .*greater than 0"),
         ({"algorithm.window": "many"}, r"algorithm\.window: .*integer.*'many'"),
+        ({"optim.steps": "true"}, r"optim\.steps: .*integer.*True"),
+        ({"optim.steps": "1e3"}, r"optim\.steps: .*integer.*1000\.0"),
+        ({"optim.betas": "[2, 2]"}, r"optim\.betas: both must be at least 0 and below 1"),
+        ({"optim.critic_lr": "1e20"}, r"optim\.critic_lr: .*less than or equal to 1"),
+        ({"task.data": "x.jsonl"}, r"task\.data: the calculator generates its problems"),
         ({"algorithm.gamma": "nan"}, r"algorithm\.gamma"),
         ({"schedule.max_staleness": "-1"}, r"schedule\.max_staleness: .*greater than or equal to 0"),
         ({"schedule.mode": "sync"}, r"schedule\.max_staleness: .*staleness 0.*'lag' or 'async'"),
@@ -94,6 +99,11 @@ def test_a_broken_recipe_is_named(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(recipe)
     assert str(recipe) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["7", "nan", "true", "2026-01-01"])
+def test_settings_that_are_text_are_taken_as_they_are(text):
+    assert load_config(None, {"run.name": text}).run.name == text
 
 
 def test_a_missing_recipe_is_named(tmp_path):

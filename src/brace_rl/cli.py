@@ -134,7 +134,8 @@ def figure(run_dirs: tuple[Path, ...], out: Path) -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Also write the figures to this JSON file.")
 def bench(parts: tuple[str, ...], recipe: Path, device: str, steps: int, out: Path | None) -> None:
     """Measure speed, as ratios within one run: value targets, generation, schedules (all without PARTS)."""
-    load_config(recipe)
+    if not parts or "schedules" in parts:
+        load_config(recipe)
     _quiet_libraries()
     from brace_rl.bench.command import PARTS, run_bench
 

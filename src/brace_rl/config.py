@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from brace_rl.errors import ConfigError
 
@@ -28,6 +28,15 @@ class Section(BaseModel):
     """Base of every section: frozen, and a key it does not know is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic would take ``true`` and ``1e3`` for whole numbers."""
+        field = cls.model_fields.get(info.field_name or "")
+        if field is not None and field.annotation is int and isinstance(value, bool | float):
+            raise ValueError("input should be an integer such as 3")
+        return value
 
 
 class TaskConfig(Section):
@@ -55,10 +64,10 @@ class ModelConfig(Section):
         "float32", description="dtype of forward passes; the learner keeps float32 weights"
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    hidden_size: int = Field(128, ge=8, description="random start: width")
-    layers: int = Field(3, ge=1, description="random start: depth")
-    heads: int = Field(4, ge=1, description="random start: attention heads")
-    intermediate_size: int = Field(256, ge=8, description="random start: width of the MLP")
+    hidden_size: int = Field(128, ge=8, le=65_536, description="random start: width")
+    layers: int = Field(3, ge=1, le=1024, description="random start: depth")
+    heads: int = Field(4, ge=1, le=1024, description="random start: attention heads")
+    intermediate_size: int = Field(256, ge=8, le=1_048_576, description="random start: width of the MLP")
 
 
 class WarmStartConfig(Section):
@@ -66,7 +75,7 @@ class WarmStartConfig(Section):
 
     steps: int = Field(0, ge=0, description="optimiser steps")
     batch_size: int = Field(64, ge=1, description="transcripts per step")
-    lr: float = Field(1e-3, gt=0, description="peak learning rate, linear warm-up and decay")
+    lr: float = Field(1e-3, gt=0, le=1, description="peak learning rate, linear warm-up and decay")
     mistakes: float = Field(0.0, ge=0, lt=1, description="share of transcripts with a planted mistake (calculator)")
 
 
@@ -93,8 +102,8 @@ class ScheduleConfig(Section):
     max_staleness: int = Field(4, ge=0, description="S: largest age, in trainer steps, of any consumed token")
     too_old: Literal["wait", "drop"] = Field("wait", description="async: wait for stragglers, or drop what is too old")
     sync_every: int = Field(1, ge=1, description="trainer steps between weight updates sent to the engine")
-    rollout_threads: int = Field(1, ge=1, description="async: torch threads of the rollout process")
-    learner_threads: int = Field(0, ge=0, description="torch threads of the trainer; 0: leave as it is")
+    rollout_threads: int = Field(1, ge=1, le=1024, description="async: torch threads of the rollout process")
+    learner_threads: int = Field(0, ge=0, le=1024, description="torch threads of the trainer; 0: leave as it is")
     timeout_s: float = Field(300.0, gt=0, description="longest any wait may last")
 
 
@@ -104,7 +113,7 @@ class AlgorithmConfig(Section):
     value_target: Literal["brace", "capped", "vtrace", "gae", "monte_carlo"] = Field(
         "brace", description="the critic's regression target"
     )
-    window: int = Field(100, ge=0, description="k: policy tokens corrected before the Monte-Carlo tail")
+    window: int = Field(100, ge=0, le=1_000_000, description="k: policy tokens corrected before the Monte-Carlo tail")
     rho_clip: float = Field(1.2, gt=0, description="cap of the residual's ratio")
     c_clip: float = Field(1.1, gt=0, description="cap of the trace's ratio")
     gamma: float = Field(1.0, gt=0, le=1, description="discount per policy token")
@@ -122,8 +131,8 @@ class OptimConfig(Section):
     """Optimisation. Learning rates default to the paper's."""
 
     steps: int = Field(100, ge=1, description="trainer steps, critic warm-up included")
-    actor_lr: float = Field(1e-6, ge=0, description="actor learning rate")
-    critic_lr: float = Field(1e-5, ge=0, description="critic learning rate")
+    actor_lr: float = Field(1e-6, ge=0, le=1, description="actor learning rate")
+    critic_lr: float = Field(1e-5, ge=0, le=1, description="critic learning rate")
     critic_warmup_steps: int = Field(5, ge=0, description="first steps update the critic alone")
     lr_warmup_steps: int = Field(0, ge=0, description="actor steps of linear learning-rate warm-up")
     minibatches: int = Field(1, ge=1, description="optimiser steps per batch; targets are computed once before them")
@@ -150,7 +159,7 @@ class RunConfig(Section):
     name: str = Field("", description="folder under root; empty: recipe name and time")
     root: str = Field("runs", description="folder that holds all runs")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of everything")
-    checkpoint_every: int = Field(0, ge=0, description="trainer steps between checkpoints; 0: at the end only")
+    checkpoint_every: int = Field(50, ge=0, description="trainer steps between checkpoints; 0: at the end only")
     keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept")
     samples_per_step: int = Field(2, ge=0, description="trajectories written to samples.jsonl per step")
     rollouts_per_step: int = Field(
@@ -192,6 +201,8 @@ class Config(Section):
             raise ValueError("task.data: gsm8k_tool needs a file; pass --data FILE")
         if task.name == "gsm8k_tool" and not model.path:
             raise ValueError("model.path: gsm8k_tool needs a pretrained model; pass --model DIR_OR_NAME")
+        if task.name == "calculator" and task.data:
+            raise ValueError("task.data: the calculator generates its problems; leave it out, or name another task")
         if task.operands[0] < 2 or task.operands[0] > task.operands[1]:
             raise ValueError("task.operands: needs 2 <= fewest <= most")
         if not model.path and model.hidden_size % (2 * model.heads):
@@ -201,6 +212,8 @@ class Config(Section):
             raise ValueError(
                 f"optim.minibatches: {self.optim.minibatches} is more than the {responses} responses a step"
             )
+        if not all(0 <= beta < 1 for beta in self.optim.betas):
+            raise ValueError(f"optim.betas: both must be at least 0 and below 1 (got {list(self.optim.betas)})")
         if self.optim.critic_warmup_steps >= self.optim.steps:
             raise ValueError("optim.critic_warmup_steps: must be below optim.steps, or the actor never learns")
         windowed = algorithm.value_target in ("brace", "capped", "vtrace")
@@ -233,7 +246,8 @@ def _with_overrides(data: dict[str, Any], overrides: Mapping[str, str] | None) -
         table = data.setdefault(section, {})
         if not isinstance(table, dict):
             raise ConfigError(f"{section}: must be a table [{section}] in the recipe")
-        table[name] = _parse_override(text)
+        field = type(Config.model_fields[section].default).model_fields.get(name)
+        table[name] = text if field is not None and field.annotation is str else _parse_override(text)
     return data
 
 

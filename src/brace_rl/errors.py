@@ -21,5 +21,9 @@ class WaitTimeoutError(BraceError):
     """Somebody waited too long; the message says who waited for whom."""
 
 
+class DivergedError(BraceError):
+    """Training produced numbers that are not finite."""
+
+
 class StalenessError(BraceError):
     """Responses break the staleness bound or carry log-probs that cannot be what they claim."""

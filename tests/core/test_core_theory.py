@@ -135,7 +135,8 @@ def test_capped_fixes_the_value_of_the_truncated_policy_whatever_the_window(mdp,
 
 
 def test_vtrace_fixes_the_value_of_the_truncated_policy_and_without_a_cap_that_of_pi(mdp):
-    assert close(mdp.fixed_point("vtrace"), mdp.value(mdp.truncated_policy(1.0)))
+    assert close(mdp.fixed_point("vtrace"), mdp.value(mdp.truncated_policy(1.2)))
+    assert close(mdp.fixed_point("vtrace", rho_clip=1.0, c_clip=1.0), mdp.value(mdp.truncated_policy(1.0)))
     assert close(mdp.fixed_point("vtrace", rho_clip=math.inf, c_clip=1.0), mdp.value(mdp.logprobs("pi")))
 
 

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from brace_rl import core
 from brace_rl.config import config_from_dict
-from brace_rl.errors import StalenessError
+from brace_rl.errors import DivergedError, StalenessError
 from brace_rl.training.batch import collate
 from brace_rl.training.learner import Learner, value_targets
 from brace_rl.training.logprobs import token_logprobs
@@ -229,6 +229,39 @@ def test_stale_tokens_scored_by_the_current_policy_stop_the_run():
     recomputed = _with_logprobs(batch, learner.evaluate(batch).target_logprobs)
     with pytest.raises(StalenessError, match="identical to the current policy"):
         learner.update(recomputed)
+
+
+def test_tokens_the_policy_was_certain_of_prove_nothing():
+    learner = make_learner(tiny_config(schedule={"mode": "lag", "max_staleness": 4}))
+    learner.update(random_batch())
+    batch = random_batch(version=0)
+    alone = tuple(tuple((token,) for token in row) for row in batch.input_ids[:, 1:].tolist())
+    certain = replace(batch, kept_ids=alone, behavior_logprobs=torch.zeros_like(batch.behavior_logprobs))
+    assert learner.update(certain)["ratio/mean"] == pytest.approx(1.0)
+
+
+def test_identical_logprobs_are_fine_where_nothing_moved_the_actor():
+    learner = make_learner(tiny_config(schedule={"mode": "lag", "max_staleness": 4}, optim={"actor_lr": 0.0}))
+    learner.update(random_batch())
+    batch = random_batch(version=0)
+    learner.update(_with_logprobs(batch, learner.evaluate(batch).target_logprobs))
+    assert (learner.version, learner.moved_version) == (2, 0)
+
+
+def test_values_that_are_not_finite_stop_the_run_and_say_what_to_lower():
+    learner = make_learner(tiny_config())
+    torch.nn.init.constant_(learner.critic.head.bias, float("nan"))
+    with pytest.raises(DivergedError, match=r"step 1: values: .*row 0.*lower optim\.critic_lr or optim\.actor_lr"):
+        learner.update(random_batch())
+
+
+def test_gradients_that_are_not_finite_stop_the_run_before_the_weights_change():
+    learner = make_learner(tiny_config())
+    before = [p.detach().clone() for p in learner.critic.parameters()]
+    learner.critic.head.weight.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(DivergedError, match="the critic's gradient has norm"):
+        learner.update(random_batch())
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.critic.parameters(), strict=True))
 
 
 def test_identical_logprobs_are_fine_while_the_actor_has_not_moved():

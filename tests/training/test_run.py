@@ -122,6 +122,43 @@ def test_a_resumed_run_ends_bit_identical(mode, request, tmp_path):
     assert losses_of(broken) == losses_of(whole)
 
 
+def test_a_resumed_run_takes_the_learning_rates_it_is_given(sync_run, tmp_path):
+    run_dir = shutil.copytree(sync_run, tmp_path / "longer")
+    run_training(tiny_config("sync", 0, optim={"steps": STEPS + 1, "critic_lr": 1e-5}), run_dir, resume=True)
+    optimizer = json.loads((run_dir / "checkpoints" / f"step_{STEPS + 1:06d}" / "optimizer.json").read_text())
+    assert [group["lr"] for group in optimizer["critic"]["param_groups"]] == [1e-5]
+
+
+def test_a_checkpoint_that_cannot_be_read_leaves_the_run_as_it_was(sync_run, tmp_path):
+    run_dir = shutil.copytree(sync_run, tmp_path / "damaged")
+    damaged = run_dir / "checkpoints" / f"step_{STEPS:06d}" / "critic.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    kept = {name: (run_dir / name).read_bytes() for name in ("metrics.jsonl", "config.json", "summary.json")}
+    with pytest.raises(BraceError, match="damaged"):
+        run_training(tiny_config("sync", 0, optim={"steps": STEPS + 1}), run_dir, resume=True)
+    assert {name: (run_dir / name).read_bytes() for name in kept} == kept
+
+
+def test_an_error_between_steps_keeps_the_steps_before_it(tmp_path, monkeypatch):
+    from brace_rl.training.backends.inline import InlineBackend
+
+    collect, calls = InlineBackend.collect, []
+
+    def fail_the_third_time(self):
+        calls.append(1)
+        if len(calls) == 3:
+            raise BraceError("the engine fell over")
+        return collect(self)
+
+    monkeypatch.setattr(InlineBackend, "collect", fail_the_third_time)
+    config = tiny_config("sync", 0, run={"checkpoint_every": 0})
+    with pytest.raises(BraceError, match="fell over"):
+        run_training(config, tmp_path / "run")
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    assert run_training(config, tmp_path / "run", resume=True).summary["steps"] == STEPS
+
+
 def test_a_finished_run_refuses_to_resume_and_says_how(sync_run):
     with pytest.raises(BraceError, match=r"already finished .* --optim\.steps"):
         run_training(tiny_config("sync", 0), sync_run, resume=True)

@@ -185,8 +185,8 @@ def vtrace_targets(
     behavior_logprobs: Tensor,
     target_logprobs: Tensor,
     policy_mask: Tensor,
-    rho_clip: float = 1.0,
-    c_clip: float = 1.0,
+    rho_clip: float = 1.2,
+    c_clip: float = 1.1,
     gamma: float = 1.0,
     lam: float = 1.0,
     bootstrap_values: Tensor | None = None,
@@ -201,7 +201,7 @@ def vtrace_targets(
     in their target alone.
 
     Args:
-        rho_clip, c_clip: as for :func:`brace_targets`; the default 1 is IMPALA's.
+        rho_clip, c_clip: as for :func:`brace_targets`; IMPALA sets both to 1.
         gamma, lam: as for :func:`brace_targets`.
     """
     check_options(rho_clip=rho_clip, c_clip=c_clip, gamma=gamma, lam=lam)

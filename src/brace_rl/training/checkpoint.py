@@ -260,7 +260,9 @@ def _read_groups(path: Path) -> list[RolloutGroup]:
 def _damaged(path: Path, error: BaseException, line_number: int = 0) -> BraceError:
     where = f"{path}, line {line_number}" if line_number else str(path)
     reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-    return BraceError(f"{where}: checkpoint is damaged or incomplete ({reason}); resume from an earlier one")
+    return BraceError(
+        f"{where}: checkpoint is damaged or incomplete ({reason}); delete its step folder to resume from the one before"
+    )
 
 
 def _libraries() -> dict[str, str]:

@@ -15,7 +15,7 @@ from brace_rl.training.types import RolloutRequest, SamplingParams, Trajectory, 
 
 
 class Evaluator:
-    """Answers held-out problems with the learner's own actor; makes no second copy of the weights."""
+    """Answers held-out problems with the learner's own actor, in float32; makes no second copy of the weights."""
 
     def __init__(self, actor: PreTrainedModel, task: Task, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
         self._actor = actor

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from brace_rl import core
 from brace_rl.config import AlgorithmConfig, Config
 from brace_rl.diagnostics import batch as diagnostics
-from brace_rl.errors import StalenessError
+from brace_rl.errors import DivergedError, StalenessError
 from brace_rl.training.batch import Batch, micro_batches, minibatch_rows, padded_tokens
 from brace_rl.training.clock import PhaseClock
 from brace_rl.training.logprobs import token_logprobs
@@ -45,6 +45,7 @@ class Learner:
         version: completed updates, critic warm-up included; the version of the actor's present weights.
         clock: seconds spent evaluating, computing targets and metrics, and updating.
         latest: policy and critic on the batch of the last :meth:`update`, before it; None before the first.
+        moved_version: newest version whose actor differs from the one before it.
     """
 
     def __init__(self, actor: PreTrainedModel, critic: Critic, config: Config) -> None:
@@ -54,6 +55,7 @@ class Learner:
         self.version = 0
         self.clock = PhaseClock(actor.device)
         self.latest: Evaluation | None = None
+        self.moved_version = 0
         self.actor_optimizer = self._optimizer(actor, config.optim.actor_lr)
         self.critic_optimizer = self._optimizer(critic, config.optim.critic_lr)
 
@@ -61,6 +63,13 @@ class Learner:
         optim = self.config.optim
         parameters = [p for p in module.parameters() if p.requires_grad]
         return torch.optim.AdamW(parameters, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
+
+    def apply_settings(self) -> None:
+        """Give the optimisers the configured rates and betas; a loaded checkpoint brings its own."""
+        optim = self.config.optim
+        for optimizer, lr in ((self.actor_optimizer, optim.actor_lr), (self.critic_optimizer, optim.critic_lr)):
+            for group in optimizer.param_groups:
+                group.update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
 
     @property
     def device(self) -> torch.device:
@@ -79,13 +88,14 @@ class Learner:
 
         Raises:
             StalenessError: tokens are stale, yet their behaviour log-probs equal the current policy's.
+            DivergedError: values, log-probs or gradients are not finite.
         """
         algorithm = self.config.algorithm
         with self.clock("evaluate"):
             before = self.latest = self.evaluate(batch)
             self._refuse_fake_behavior(batch, before.target_logprobs)
         with self.clock("targets"):
-            estimate = value_targets(algorithm, batch, before)
+            estimate = self._targets(batch, before)
         with self.clock("metrics"):
             metrics = self._batch_metrics(batch, before, estimate)
         advantages = estimate.advantages
@@ -108,8 +118,29 @@ class Learner:
         metrics["critic/lr"] = torch.tensor(self.config.optim.critic_lr)
         metrics["actor/lr"] = torch.tensor(0.0 if self.warming_up else self._actor_lr())
         self.version += 1
-        values = torch.stack([v.detach().double().cpu() for v in metrics.values()]).tolist()
-        return dict(zip(metrics, values, strict=True))
+        numbers = torch.stack([v.detach().double().cpu() for v in metrics.values()]).tolist()
+        figures = dict(zip(metrics, numbers, strict=True))
+        if figures["actor/lr"] > 0 and figures["actor/grad_norm"] > 0:
+            self.moved_version = self.version
+        return figures
+
+    def _targets(self, batch: Batch, before: Evaluation) -> core.ValueTargets:
+        try:
+            return value_targets(self.config.algorithm, batch, before)
+        except ValueError as error:  # what the core finds in log-probs and values came out of the two models
+            raise self._diverged(str(error)) from None
+
+    def _diverged(self, what: str) -> DivergedError:
+        return DivergedError(
+            f"step {self.version + 1}: {what}; training has diverged, lower optim.critic_lr or optim.actor_lr"
+        )
+
+    def _clipped_norm(self, name: str, module: torch.nn.Module) -> Tensor:
+        """The norm of the gradients before they are clipped."""
+        norm = clip_grad_norm_(module.parameters(), self.config.optim.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise self._diverged(f"the {name}'s gradient has norm {float(norm)}")
+        return norm
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Evaluation:
@@ -151,7 +182,7 @@ class Learner:
             )
             result.loss.backward()
             loss, clipped = loss + result.loss.detach(), clipped + result.clip_fraction
-        norm = clip_grad_norm_(self.critic.parameters(), self.config.optim.max_grad_norm)
+        norm = self._clipped_norm("critic", self.critic)
         self.critic_optimizer.step()
         return {"value/loss": loss, "value/clip_fraction": clipped, "critic/grad_norm": norm}
 
@@ -176,7 +207,7 @@ class Learner:
             )
             result.loss.backward()
             loss, clipped = loss + result.loss.detach(), clipped + result.clip_fraction
-        norm = clip_grad_norm_(self.actor.parameters(), self.config.optim.max_grad_norm)
+        norm = self._clipped_norm("actor", self.actor)
         self.actor_optimizer.step()
         return {"actor/loss": loss, "actor/clip_fraction": clipped, "actor/grad_norm": norm}
 
@@ -201,16 +232,18 @@ class Learner:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def _refuse_fake_behavior(self, batch: Batch, target_logprobs: Tensor) -> None:
-        """Stale tokens whose log-ratio is exactly 0 were scored by the current policy, not when they were sampled."""
-        if self.warming_up or self.version == self.config.optim.critic_warmup_steps:
-            return  # the actor has not moved yet: mu is pi
-        stale = batch.policy_mask & (batch.versions < self.version)
+        """Stop when tokens sampled before the actor last moved have the current policy's log-probs to the last bit.
+
+        Those were scored by the current policy, not when they were sampled. A token the policy was certain of (log-prob
+        0, as where top-k leaves one) proves nothing.
+        """
+        stale = batch.policy_mask & (batch.versions < self.moved_version) & (target_logprobs != 0)
         identical = (batch.behavior_logprobs == target_logprobs) | ~stale
         if bool(stale.any() & identical.all()):
             raise StalenessError(
-                f"step {self.version}: {int(stale.sum())} stale tokens have behaviour log-probs identical to the "
+                f"step {self.version + 1}: {int(stale.sum())} stale tokens have behaviour log-probs identical to the "
                 "current policy's, so every ratio is 1 and nothing is corrected; log the log-probs when tokens are "
-                "sampled, do not recompute them (or raise optim.actor_lr if it is 0)"
+                "sampled, do not recompute them"
             )
 
     def _batch_metrics(self, batch: Batch, before: Evaluation, estimate: core.ValueTargets) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ process, in another or on a cluster. The three schedules differ in two numbers o
 schedule  prompts issued ahead    weights a batch is sampled from
 ========  ======================  ===============================================
 sync      0 batches               the current version
-lag       0 batches               exactly ``S`` versions ago, from a ring of snapshots
+lag       0 batches               exactly ``S`` versions ago (the first, in the first ``S`` steps)
 async     ``S`` batches           whatever the rollout process holds while it samples
 ========  ======================  ===============================================
 """
@@ -34,9 +34,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from brace_rl.config import Config
+from brace_rl.errors import BraceError
 from brace_rl.training.backends.base import Backend
 from brace_rl.training.batch import collate
-from brace_rl.training.checkpoint import load_checkpoint, save_checkpoint
+from brace_rl.training.checkpoint import Checkpoint, save_checkpoint
 from brace_rl.training.clock import PhaseClock
 from brace_rl.training.data import ProblemStream, SnapshotRing
 from brace_rl.training.evaluate import Evaluator
@@ -89,6 +90,7 @@ class Trainer:
         self.evaluations: dict[str, dict[str, float]] = {}
         self._stop = False
         self._waiting = False
+        self._is_between_steps = True
 
     @property
     def is_async(self) -> bool:
@@ -106,11 +108,21 @@ class Trainer:
         """
         with self._stop_on_signal(), suppress(_Stopped):
             self._publish(force=True)
-            while self.learner.version < self.config.optim.steps and not self._stop:
-                self._step()
+            try:
+                while self.learner.version < self.config.optim.steps and not self._stop:
+                    self._step()
+            except Exception:
+                self._save_what_is_whole()
+                raise
         if self._saved_version != self.learner.version:
             self.save()
         return "finished" if self.learner.version >= self.config.optim.steps else "interrupted"
+
+    def _save_what_is_whole(self) -> None:
+        """After an error: keep the completed steps, unless the error left one half done."""
+        if self._is_between_steps and self.learner.version > max(0, self._saved_version):
+            with suppress(BraceError, OSError):  # the error being handled is the one to report
+                self.save()
 
     def evaluate_before(self) -> None:
         """Measure the policy training starts from; kept in ``evaluations["before"]`` and written as step 0."""
@@ -129,6 +141,7 @@ class Trainer:
             tensors=self.snapshots.tensors() if self.config.schedule.mode == "lag" else {},
             state={
                 "version": self.learner.version,
+                "moved_version": self.learner.moved_version,
                 "next_index": self.next_index,
                 "staleness": self.staleness.state_dict(),
                 "evaluations": self.evaluations,
@@ -139,19 +152,16 @@ class Trainer:
         self._saved_version = self.learner.version
         return path
 
-    def load(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint: unanswered prompts are issued again, buffered answers are kept."""
-        loaded = load_checkpoint(
-            checkpoint,
-            actor=self.learner.actor,
-            critic=self.learner.critic,
-            optimizers={"actor": self.learner.actor_optimizer, "critic": self.learner.critic_optimizer},
-        )
-        self.learner.version = int(loaded.state["version"])
-        self.next_index = int(loaded.state["next_index"])
-        self.evaluations = loaded.state["evaluations"]
-        self.staleness.load_state_dict(loaded.state["staleness"], loaded.groups)
-        self.snapshots.load_tensors(loaded.tensors)
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint whose models the learner has loaded: unanswered prompts are issued again."""
+        self.learner.version = int(checkpoint.state["version"])
+        self.learner.moved_version = int(checkpoint.state["moved_version"])
+        self.learner.apply_settings()
+        self._saved_version = self.learner.version
+        self.next_index = int(checkpoint.state["next_index"])
+        self.evaluations = checkpoint.state["evaluations"]
+        self.staleness.load_state_dict(checkpoint.state["staleness"], checkpoint.groups)
+        self.snapshots.load_tensors(checkpoint.tensors)
         self._publish(force=True)
         self.backend.submit([self._request(index) for index in self.staleness.unanswered])
 
@@ -166,9 +176,11 @@ class Trainer:
         with self.clock("publish"):
             self._publish()
             self._issue()
+        self._is_between_steps = True
+        seconds = time.perf_counter() - started
         if self.learner.version == self.config.optim.steps:
             self.save()  # before the last evaluation, so that nothing that befalls it costs the training
-        self._record(metrics, trajectories, time.perf_counter() - started)
+        self._record(metrics, trajectories, seconds)
         every = self.config.run.checkpoint_every
         if every and self.learner.version % every == 0 and self.learner.version < self.config.optim.steps:
             self.save()
@@ -177,6 +189,7 @@ class Trainer:
         while True:
             groups = self.staleness.take_batch(self.learner.version)
             if groups is not None:
+                self._is_between_steps = False
                 return groups
             if self._stop:
                 raise _Stopped

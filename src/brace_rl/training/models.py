@@ -95,6 +95,15 @@ def new_actor(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int
     return model.to(resolve_device(config.device)).eval()
 
 
+def check_model(path: str | Path) -> None:
+    """Look for a model without loading it: folder, configuration, weights in a form that is accepted.
+
+    Raises:
+        ModelError: as :func:`load_actor`, as far as this can tell.
+    """
+    _check_weights_present(_local_folder(path))
+
+
 def load_actor(path: str | Path, *, dtype: str, device: torch.device) -> PreTrainedModel:
     """The causal language model in a folder, or of a hub name, in eval mode (dropout off).
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from brace_rl.config import Config, load_resolved_config
-from brace_rl.errors import BraceError, ConfigError
+from brace_rl.config import Config, ModelConfig, TaskConfig, load_resolved_config
+from brace_rl.errors import BraceError, ConfigError, DataError
 from brace_rl.files import write_json_atomic
 from brace_rl.report import read_run, write_report
 from brace_rl.tasks import build_task
@@ -23,13 +23,14 @@ from brace_rl.tasks.base import Task
 from brace_rl.training.backends.base import Backend
 from brace_rl.training.backends.inline import InlineBackend
 from brace_rl.training.backends.process import ProcessBackend
-from brace_rl.training.checkpoint import checkpoint_step, latest_checkpoint
+from brace_rl.training.checkpoint import Checkpoint, checkpoint_step, latest_checkpoint, load_checkpoint
 from brace_rl.training.data import ProblemStream
 from brace_rl.training.evaluate import Evaluator
 from brace_rl.training.learner import Learner
 from brace_rl.training.loop import Trainer
 from brace_rl.training.models import (
     Critic,
+    check_model,
     count_parameters,
     load_actor,
     load_tokenizer,
@@ -48,17 +49,16 @@ INITIAL_MODEL = "initial"
 
 
 FIXED_SETTINGS = (
-    "task.name",
-    "model.hidden_size",
-    "model.layers",
-    "model.heads",
-    "model.intermediate_size",
+    *(f"task.{name}" for name in TaskConfig.model_fields if not name.startswith("eval_")),
+    *(f"model.{name}" for name in ModelConfig.model_fields if name != "device"),
     "rollout.prompts_per_step",
+    "rollout.samples_per_prompt",
     "rollout.temperature",
     "rollout.top_p",
     "rollout.top_k",
     "schedule.mode",
     "schedule.max_staleness",
+    "optim.critic_warmup_steps",
     "run.seed",
 )
 """What a checkpoint was made with and a resumed run must keep: weights, snapshots, buffered answers and the ledger of
@@ -87,14 +87,17 @@ def check(config: Config) -> dict[str, str]:
     """Build the task and look at its first problem with the model's tokenizer, without training; what was found."""
     task = build_task(config.task, config.warm_start, config.run.seed)
     train, held_out = task.train_problems(), task.eval_problems()
+    if config.model.path:
+        check_model(config.model.path)
     tokenizer = load_tokenizer(config.model.path) if config.model.path else task.build_tokenizer()
     check_trackers(config.run.trackers)
+    new_run_dir(config, None)
     return {
         "task": config.task.name,
         "training problems": str(len(train)),
         "held-out problems": str(len(held_out)),
         "first problem": str(train[0].prompt),
-        "first prompt": f"{len(task.prompt_ids(train[0], tokenizer))} tokens",
+        "longest prompt": f"{_check_prompts(config, task, tokenizer)} tokens",
         "schedule": f"{config.schedule.mode}, S = {config.schedule.max_staleness}",
         "value target": f"{config.algorithm.value_target}, window {config.algorithm.window}",
     }
@@ -116,17 +119,25 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
         progress = Progress()
         stack.callback(progress.stop)
         actor, tokenizer = _load_or_make(config, task, run_dir, resume=resume)
-        resume_step = None if checkpoint is None else checkpoint_step(checkpoint)
+        _check_prompts(config, task, tokenizer)
+        # A checkpoint is read in full before anything of the run is changed.
+        loaded = None if checkpoint is None else _load_learner(checkpoint, config, actor)
         writer = stack.enter_context(
-            RunWriter(run_dir, trackers=config.run.trackers, config=config, resume_step=resume_step)
+            RunWriter(
+                run_dir,
+                trackers=config.run.trackers,
+                config=config,
+                resume_step=None if checkpoint is None else checkpoint_step(checkpoint),
+            )
         )
-        if checkpoint is None:
+        if loaded is None:
             _warm_start(config, task, actor, tokenizer, run_dir, progress)
+        learner = Learner(actor, Critic.from_actor(actor), config) if loaded is None else loaded[0]
         backend = _backend(config, run_dir, actor)
         stack.callback(backend.close)
         trainer = Trainer(
             config,
-            learner=Learner(actor, Critic.from_actor(actor), config),
+            learner=learner,
             tokenizer=tokenizer,
             problems=ProblemStream(task.train_problems(), derive_seed(config.run.seed, "problems")),
             evaluator=Evaluator(actor, task, tokenizer, config),
@@ -134,8 +145,8 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
             writer=writer,
             progress=progress,
         )
-        if checkpoint is not None:
-            trainer.load(checkpoint)
+        if loaded is not None:
+            trainer.restore(loaded[1])
         status = "failed"
         try:
             status = _train(trainer, progress)
@@ -148,6 +159,31 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
             write_json_atomic(run_dir / "summary.json", summary)
             report = write_report(run_dir)
     return Outcome(status, run_dir, report, summary)
+
+
+def _load_learner(path: Path, config: Config, actor: PreTrainedModel) -> tuple[Learner, Checkpoint]:
+    """The learner as it was, and the rest of the checkpoint."""
+    learner = Learner(actor, Critic.from_actor(actor), config)
+    optimizers = {"actor": learner.actor_optimizer, "critic": learner.critic_optimizer}
+    return learner, load_checkpoint(path, actor=actor, critic=learner.critic, optimizers=optimizers)
+
+
+def _check_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of the longest prompt.
+
+    Raises:
+        DataError: a prompt is longer than ``rollout.max_prompt_tokens``; names the first, before hours of training do.
+    """
+    longest = 0
+    for problem in (*task.train_problems(), *task.eval_problems()):
+        tokens = len(task.prompt_ids(problem, tokenizer))
+        if tokens > config.rollout.max_prompt_tokens:
+            raise DataError(
+                f"problem {problem.id}: its prompt has {tokens} tokens, more than rollout.max_prompt_tokens = "
+                f"{config.rollout.max_prompt_tokens}; raise that or drop the problem"
+            )
+        longest = max(longest, tokens)
+    return longest
 
 
 def _summary(trainer: Trainer, status: str, seconds: float) -> dict[str, Any]:
