@@ -97,7 +97,7 @@ class ScheduleConfig(Section):
 
     mode: Literal["sync", "lag", "async"] = Field(
         "async",
-        description="sync; lag (one process, every batch exactly max_staleness old); async (rollouts in a process)",
+        description="sync; lag (one process, batches exactly max_staleness old); async (rollouts in a process)",
     )
     max_staleness: int = Field(4, ge=0, description="S: largest age, in trainer steps, of any consumed token")
     too_old: Literal["wait", "drop"] = Field("wait", description="async: wait for stragglers, or drop what is too old")
