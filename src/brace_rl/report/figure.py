@@ -14,6 +14,8 @@ from brace_rl.report.run_data import RunData, read_run
 
 SIZE_INCHES = (9.6, 5.6)
 DOTS_PER_INCH = 130
+LEGEND_CHARACTERS = 115
+"""Characters of labels that fit side by side under the picture."""
 
 
 def training_figure(run_dirs: Sequence[Path | str], out_png: Path | str) -> Path:
@@ -57,7 +59,8 @@ def training_figure(run_dirs: Sequence[Path | str], out_png: Path | str) -> Path
         axis.set_xlabel("trainer step", fontsize=9)
     handles, labels = axes[3].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=9, frameon=False)
+        columns = max(1, min(len(labels), LEGEND_CHARACTERS // max(map(len, labels))))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
     return _save(figure, Path(out_png))
 
 
