@@ -133,8 +133,17 @@ def test_what_is_asked_for_is_measured_printed_and_returned_as_json(monkeypatch)
     ("cores", "names"),
     [
         (1, ["sync, 1 thread", "async, 1 + 1 threads"]),
-        (2, ["sync, 1 thread", "sync, 2 threads", "async, 1 + 1 threads"]),
-        (4, ["sync, 1 thread", "sync, 4 threads", "async, 1 + 1 threads", "async, 3 + 1 threads"]),
+        (2, ["sync, 1 thread", "sync, 2 threads", "async, 1 + 1 threads", "async, 2 + 1 threads"]),
+        (
+            4,
+            [
+                "sync, 1 thread",
+                "sync, 4 threads",
+                "async, 1 + 1 threads",
+                "async, 3 + 1 threads",
+                "async, 4 + 1 threads",
+            ],
+        ),
     ],
 )
 def test_each_schedule_is_tried_at_each_sensible_number_of_threads(cores, names):

@@ -35,7 +35,7 @@ def schedule_variants(max_staleness: int, cores: int) -> list[Variant]:
         )
         for threads in sorted({1, cores})
     ]
-    for learner in sorted({1, max(1, cores - 1)}):
+    for learner in sorted({1, max(1, cores - 1), cores}):
         variants.append(
             Variant(
                 f"async, {learner} + 1 threads",

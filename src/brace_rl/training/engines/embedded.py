@@ -21,11 +21,6 @@ from brace_rl.training.types import Generation, GenerationRequest
 
 _PREFILL_TOKENS = 8192
 """Most padded new tokens of one prefill forward (a single longer row goes alone); bounds its memory."""
-_JOIN_SHARE = 16
-"""Turns join once this fraction (1/16) of the slots is free: a prefill has a fixed cost worth sharing, and an empty
-slot for a few steps costs less. Fewer than 32 slots are refilled one by one."""
-_MOST_HELD_STEPS = 3
-"""Steps a queued turn waits for that at most."""
 _PAD_ID = 0
 """Fed at masked positions; any id of the vocabulary will do."""
 
@@ -73,9 +68,8 @@ class _Batch:
 class EmbeddedEngine(Engine):
     """Generates turns with a causal language model of ``transformers``.
 
-    A step gives free slots to queued turns, feeds what is new of them to the model in left-padded sub-batches, then
-    decodes one token for every turn in a slot. With 32 slots or more, a free slot waits up to three steps for others to
-    become free, so that they share a prefill; nobody ever waits for the longest turn. Turns whose session
+    A step gives every free slot to a queued turn, feeds what is new of those to the model in left-padded sub-batches,
+    then decodes one token for every turn in a slot. Turns whose session
     is still cached go first, otherwise first come, first served. The cached tokens of a finished turn are copied out
     of its slot and kept until the session is continued, released, or no longer among the last ``slots`` to finish. A
     session that is not generating never holds a slot, so queued turns cannot wait for one.
@@ -112,7 +106,6 @@ class EmbeddedEngine(Engine):
         self._rows: list[_Row] = []
         self._batch: _Batch | None = None
         self._stale_cache = False
-        self._held = 0
         self._stop_rules: dict[tuple[tuple[str, ...], tuple[int, ...]], StopRule] = {}
         self._cache = KVSlots(model.config, slots)
         self._probe()
@@ -235,11 +228,6 @@ class EmbeddedEngine(Engine):
     def _admit(self) -> list[tuple[_Row, _Parked | None]]:
         """Turns for the free slots, each with what is cached of its context."""
         joining: list[tuple[_Row, _Parked | None]] = []
-        free = self._slots - len(self._rows)
-        if self._rows and not self._stale_cache and free < self._slots // _JOIN_SHARE and self._held < _MOST_HELD_STEPS:
-            self._held += 1
-            return joining
-        self._held = 0
         while len(self._rows) + len(joining) < self._slots and (self._continuing or self._waiting):
             request = (self._continuing or self._waiting).popleft()
             parked = self._parked.pop(request.session, None)
