@@ -37,8 +37,8 @@ def test_the_settings_people_can_name_are_these():
         "schedule": "learner_threads max_staleness mode rollout_threads sync_every timeout_s too_old",
         "algorithm": "bootstrap_truncated c_clip clip_high clip_low gamma lam rho_clip value_clip value_target "
         "whiten_advantages window",
-        "optim": "actor_lr betas critic_lr critic_warmup_steps lr_warmup_steps max_grad_norm micro_batch_tokens "
-        "minibatches steps weight_decay",
+        "optim": "actor_lr betas critic_lr critic_warmup_steps keep_graph lr_warmup_steps max_grad_norm "
+        "micro_batch_tokens minibatches steps weight_decay",
         "eval": "every final_problems problems slots",
         "run": "checkpoint_every keep_checkpoints name rollouts_per_step root samples_per_step seed trackers",
     }
@@ -72,6 +72,7 @@ def test_a_recipe_is_read_and_overrides_win(tmp_path):
         ({"algoritm.window": "3"}, r"--algoritm\.window: no such setting; sections are"),
         ({"rollout.temperature": "0"}, r"rollout\.temperature: .*greater than 0"),
         ({"optim.critic_warmup_steps": "100"}, r"optim\.critic_warmup_steps: must be below optim\.steps"),
+        ({"optim.keep_graph": "true", "optim.minibatches": "2"}, r"optim\.keep_graph: .*minibatches"),
         ({"optim.minibatches": "99"}, r"optim\.minibatches: 99 is more than the 16 responses"),
         ({"task.name": "gsm8k_tool"}, r"task\.data: .*--data FILE"),
         ({"task.name": "gsm8k_tool", "task.data": "x"}, r"model\.path: .*--model"),

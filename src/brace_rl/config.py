@@ -139,6 +139,9 @@ class OptimConfig(Section):
     micro_batch_tokens: int = Field(
         16_384, ge=1, description="padded tokens per forward pass; the loss does not depend on it"
     )
+    keep_graph: bool = Field(
+        False, description="keep the evaluation's graph for the update: one forward pass less, more memory"
+    )
     max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping, actor and critic apart")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas")
@@ -211,6 +214,11 @@ class Config(Section):
         if self.optim.minibatches > responses:
             raise ValueError(
                 f"optim.minibatches: {self.optim.minibatches} is more than the {responses} responses a step"
+            )
+        if self.optim.keep_graph and self.optim.minibatches > 1:
+            raise ValueError(
+                "optim.keep_graph: the graph is that of the weights before the first minibatch; set optim.minibatches "
+                "to 1 or keep_graph to false"
             )
         if not all(0 <= beta < 1 for beta in self.optim.betas):
             raise ValueError(f"optim.betas: both must be at least 0 and below 1 (got {list(self.optim.betas)})")

@@ -101,6 +101,25 @@ def test_micro_batches_change_neither_the_update_nor_the_metrics():
         assert split_metrics[name] == pytest.approx(value, abs=1e-4), name
 
 
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_keeping_the_graph_saves_the_second_forward_pass_and_changes_no_bit(warmup, monkeypatch):
+    batch, forward, calls = random_batch(), LlamaForCausalLM.forward, []
+
+    def counted(self, *args, **kwargs):
+        calls.append(1)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", counted)
+    optim = {"micro_batch_tokens": 24, "critic_warmup_steps": warmup}
+    twice, twice_metrics = parameters_after_update(tiny_config(optim=optim), batch)
+    calls_of_two_passes = len(calls)
+    once, once_metrics = parameters_after_update(tiny_config(optim=optim | {"keep_graph": True}), batch)
+    assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
+    assert once_metrics == twice_metrics
+    calls_of_one_pass = len(calls) - calls_of_two_passes
+    assert calls_of_two_passes == calls_of_one_pass * (1 if warmup else 2)
+
+
 def test_the_value_of_a_token_is_read_before_it():
     learner = make_learner(tiny_config())
     batch = random_batch(count=1)

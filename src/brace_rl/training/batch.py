@@ -7,7 +7,7 @@ and padding tokens lie outside ``policy_mask`` and hold NaN where nothing may re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,22 +69,25 @@ def collate(trajectories: Sequence[Trajectory], *, pad_token_id: int, device: to
     if not trajectories:
         raise ValueError("collate needs at least one trajectory")
     lengths = tuple(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)
-    size, longest = len(trajectories), max(lengths)
-    input_ids = torch.full((size, longest), pad_token_id, dtype=torch.long)
-    attention_mask = torch.zeros(size, longest, dtype=torch.long)
-    policy_mask = torch.zeros(size, longest - 1, dtype=torch.bool)
-    behavior_logprobs = torch.full((size, longest - 1), float("nan"))
-    rewards = torch.zeros(size, longest - 1)
-    versions = torch.full((size, longest - 1), NOT_A_POLICY_TOKEN, dtype=torch.long)
-    for row, t in enumerate(trajectories):
-        input_ids[row, : lengths[row]] = torch.tensor(t.prompt_ids + t.response_ids)
-        attention_mask[row, : lengths[row]] = 1
-        response = slice(len(t.prompt_ids) - 1, lengths[row] - 1)
-        mask = torch.tensor(t.policy_mask, dtype=torch.bool)
-        policy_mask[row, response] = mask
-        behavior_logprobs[row, response] = torch.tensor(t.behavior_logprobs).masked_fill(~mask, float("nan"))
-        rewards[row, response] = torch.tensor(t.rewards)
-        versions[row, response] = torch.tensor(t.versions)
+    longest = max(lengths)
+
+    def about_tokens(field: str, outside: float, dtype: torch.dtype) -> Tensor:
+        """``[B, L-1]``: a list the response's tokens have, moved to the columns about them."""
+        rows = []
+        for trajectory, length in zip(trajectories, lengths, strict=True):
+            before, after = len(trajectory.prompt_ids) - 1, longest - length
+            rows.append([outside] * before + getattr(trajectory, field) + [outside] * after)
+        return torch.tensor(rows, dtype=dtype)
+
+    def padded(rows: Iterator[list[int]], padding: int) -> Tensor:
+        return torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
+
+    input_ids = padded((t.prompt_ids + t.response_ids for t in trajectories), pad_token_id)
+    attention_mask = padded(([1] * length for length in lengths), 0)
+    policy_mask = about_tokens("policy_mask", False, torch.bool)
+    rewards = about_tokens("rewards", 0.0, torch.float32)
+    behavior_logprobs = about_tokens("behavior_logprobs", 0.0, torch.float32).masked_fill(~policy_mask, float("nan"))
+    versions = about_tokens("versions", NOT_A_POLICY_TOKEN, torch.long)
     return Batch(
         input_ids=input_ids.to(device),
         attention_mask=attention_mask.to(device),

@@ -17,7 +17,7 @@ from brace_rl.diagnostics import batch as diagnostics
 from brace_rl.errors import DivergedError, StalenessError
 from brace_rl.training.batch import Batch, micro_batches, minibatch_rows, padded_tokens
 from brace_rl.training.clock import PhaseClock
-from brace_rl.training.logprobs import token_logprobs
+from brace_rl.training.logprobs import TokenLogprobs, token_logprobs
 from brace_rl.training.models import Critic
 from brace_rl.training.types import derive_seed
 
@@ -36,6 +36,22 @@ class Evaluation(NamedTuple):
     entropies: Tensor
     values: Tensor
     bootstrap_values: Tensor | None
+
+
+class Pass(NamedTuple):
+    """Actor and critic on one micro-batch, with what a backward pass needs where gradients were on.
+
+    Attributes:
+        rows: of the batch.
+        part: those rows.
+        scored: the actor's log-probs and entropies, ``[b, l-1]``.
+        after: ``[b, l]`` the critic after every token.
+    """
+
+    rows: list[int]
+    part: Batch
+    scored: TokenLogprobs
+    after: Tensor
 
 
 class Learner:
@@ -92,7 +108,8 @@ class Learner:
         """
         algorithm = self.config.algorithm
         with self.clock("evaluate"):
-            before = self.latest = self.evaluate(batch)
+            passes = list(self._passes(batch)) if self.config.optim.keep_graph else None
+            before = self.latest = self.evaluate(batch, passes)
             self._refuse_fake_behavior(batch, before.target_logprobs)
         with self.clock("targets"):
             estimate = self._targets(batch, before)
@@ -106,8 +123,11 @@ class Learner:
         sums: list[dict[str, Tensor]] = []
         with self.clock("update"):
             for rows in parts:
-                sums.append(self._critic_step(batch, rows, before.values, estimate.targets))
-                sums[-1] |= self._no_actor_step() if self.warming_up else self._actor_step(batch, rows, advantages)
+                sums.append(self._critic_step(batch, rows, before.values, estimate.targets, passes))
+                if self.warming_up:
+                    sums[-1] |= self._no_actor_step()
+                else:
+                    sums[-1] |= self._actor_step(batch, rows, advantages, passes)
         for name in sums[0]:
             metrics[name] = torch.stack([s[name] for s in sums]).mean()
         budget = self.config.optim.micro_batch_tokens
@@ -143,37 +163,53 @@ class Learner:
         return norm
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Evaluation:
-        """Log-probs and values of ``batch`` under the present weights."""
+    def evaluate(self, batch: Batch, passes: list[Pass] | None = None) -> Evaluation:
+        """Log-probs and values of ``batch`` under the present weights, read off ``passes`` where those were made."""
         shape = batch.policy_mask.shape
         target_logprobs = torch.full(shape, float("nan"), device=self.device)
         entropies = torch.full(shape, float("nan"), device=self.device)
         values = torch.full(shape, float("nan"), device=self.device)
         last_values = torch.zeros(len(batch), device=self.device)
-        for rows, part in self._micro(batch, range(len(batch))):
+        for rows, part, scored, after in passes or self._passes(batch):
             width = part.policy_mask.shape[1]
-            with self._autocast():
-                logits = self.actor(part.input_ids, attention_mask=part.attention_mask, use_cache=False).logits
-                after = self.critic(part.input_ids, part.attention_mask)
-            scored = token_logprobs(logits, part, temperature=self.config.rollout.temperature)
             target_logprobs[rows, :width] = scored.logprobs
             entropies[rows, :width] = scored.entropies
-            values[rows, :width] = after[:, :-1].float()
+            values[rows, :width] = after[:, :-1]
             last = torch.tensor(part.lengths, device=self.device) - 1
-            last_values[rows] = after.float().gather(1, last.unsqueeze(1)).squeeze(1)
+            last_values[rows] = after.gather(1, last.unsqueeze(1)).squeeze(1)
         bootstrap = last_values.where(batch.truncated, 0.0) if self.config.algorithm.bootstrap_truncated else None
         return Evaluation(target_logprobs, entropies, values, bootstrap)
 
-    def _critic_step(self, batch: Batch, rows: list[int], old_values: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def _passes(self, batch: Batch) -> Iterator[Pass]:
+        """Actor and critic on every micro-batch; with gradients on, for those that the coming update changes."""
+        for rows, part in self._micro(batch, range(len(batch))):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.warming_up):
+                scored = self._score(part)
+            yield Pass(rows, part, scored, self._value(part))
+
+    def _score(self, part: Batch) -> TokenLogprobs:
+        """The actor on one micro-batch."""
+        with self._autocast():
+            logits = self.actor(part.input_ids, attention_mask=part.attention_mask, use_cache=False).logits
+        return token_logprobs(logits, part, temperature=self.config.rollout.temperature)
+
+    def _value(self, part: Batch) -> Tensor:
+        """The critic on one micro-batch: ``[b, l]`` float32, after every token."""
+        with self._autocast():
+            after: Tensor = self.critic(part.input_ids, part.attention_mask)
+        return after.float()
+
+    def _critic_step(
+        self, batch: Batch, rows: list[int], old_values: Tensor, targets: Tensor, passes: list[Pass] | None
+    ) -> dict[str, Tensor]:
         self.critic_optimizer.zero_grad(set_to_none=True)
         denominator = batch.policy_mask[rows].sum()
         loss, clipped = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        for index, part in self._micro(batch, rows):
+        fresh = ((index, part, self._value(part)) for index, part in self._micro(batch, rows))
+        for index, part, after in fresh if passes is None else ((p.rows, p.part, p.after) for p in passes):
             width = part.policy_mask.shape[1]
-            with self._autocast():
-                values = self.critic(part.input_ids, part.attention_mask)[:, :-1]
             result = core.value_loss(
-                values=values.float(),
+                values=after[:, :-1],
                 old_values=old_values[index, :width],
                 targets=targets[index, :width],
                 policy_mask=part.policy_mask,
@@ -186,18 +222,19 @@ class Learner:
         self.critic_optimizer.step()
         return {"value/loss": loss, "value/clip_fraction": clipped, "critic/grad_norm": norm}
 
-    def _actor_step(self, batch: Batch, rows: list[int], advantages: Tensor) -> dict[str, Tensor]:
+    def _actor_step(
+        self, batch: Batch, rows: list[int], advantages: Tensor, passes: list[Pass] | None
+    ) -> dict[str, Tensor]:
         algorithm = self.config.algorithm
         for group in self.actor_optimizer.param_groups:
             group["lr"] = self._actor_lr()
         self.actor_optimizer.zero_grad(set_to_none=True)
         denominator = batch.policy_mask[rows].sum()
         loss, clipped = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        for index, part in self._micro(batch, rows):
-            with self._autocast():
-                logits = self.actor(part.input_ids, attention_mask=part.attention_mask, use_cache=False).logits
+        fresh = ((index, part, self._score(part)) for index, part in self._micro(batch, rows))
+        for index, part, scored in fresh if passes is None else ((p.rows, p.part, p.scored) for p in passes):
             result = core.ppo_clip_loss(
-                target_logprobs=token_logprobs(logits, part, temperature=self.config.rollout.temperature).logprobs,
+                target_logprobs=scored.logprobs,
                 behavior_logprobs=part.behavior_logprobs,
                 advantages=advantages[index, : part.policy_mask.shape[1]],
                 policy_mask=part.policy_mask,
