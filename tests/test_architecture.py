@@ -12,11 +12,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "brace_rl"
 MAY_IMPORT = {
     "core": set(),
     "diagnostics": {"core"},
-    "tasks": {"config", "errors"},
+    "actor": {"core", "section", "errors"},
+    "tasks": {"section", "errors", "files"},
     "report": {"errors", "files"},
     "oracle": {"core", "errors", "files"},
     "diagnose": {"core", "diagnostics", "report", "errors", "files"},
-    "training": {"core", "diagnostics", "tasks", "report", "config", "errors", "files"},
+    "training": {"core", "actor", "diagnostics", "tasks", "report", "config", "errors", "files"},
+    "probe": {"training", "tasks", "report", "diagnose", "oracle", "config", "errors", "files"},
     "bench": {"core", "training", "tasks", "config", "errors", "files"},
 }
 """Package -> the other parts of brace_rl it may import."""

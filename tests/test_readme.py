@@ -28,6 +28,7 @@ ADDED = {
     "brace train recipes/gsm8k_tool.toml": "--eval.final_problems 2 --rollout.max_response_tokens 12 --rollout.slots 4 "
     "--rollout.max_prompt_tokens 2000 --task.eval_problems 2",
     "brace bench": "targets",
+    "brace probe": "--prompts 4 --positions 2 --continuations 2",
 }
 """Beginning of a command -> what is appended to keep it short."""
 
@@ -110,7 +111,7 @@ def test_every_brace_command_runs(tmp_path):
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         ran.append(command)
-    assert len(ran) == 9
+    assert len(ran) == 10
     assert (tmp_path / "mine.png").stat().st_size > 0
 
 

@@ -12,11 +12,16 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 import click
 
 from brace_rl import __version__
-from brace_rl.config import Config, load_config, load_resolved_config
+from brace_rl.config import DEFAULT_TASK, Config, load_config, load_resolved_config, section_class
 from brace_rl.diagnose.command import diagnose_command
-from brace_rl.errors import BraceError, ConfigError
+from brace_rl.errors import BraceError
 from brace_rl.files import is_disk_full, write_json_atomic
+from brace_rl.methods import described, method_settings
+from brace_rl.evaluation.command import eval_command
 from brace_rl.oracle.command import oracle_command
+from brace_rl.overrides import split_overrides
+from brace_rl.tasks.registry import FAMILIES, settings_class
+from brace_rl.probe.command import probe_command
 
 BAD_INPUT = 2
 """Exit code for anything the user can mend."""
@@ -43,9 +48,10 @@ class TrainCommand(click.Command):
         return super().parse_args(ctx, rest)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One line per setting: key, default, meaning."""
-        for section, field in Config.model_fields.items():
-            model = type(field.default)
+        """One line per setting: key, default, meaning. [task] shows the family ``--task.name`` names."""
+        family = (ctx.obj or {}).get("task.name", DEFAULT_TASK)
+        for section in Config.model_fields:
+            model = section_class(section, {"task": {"name": family}})
             rows = [
                 (f"--{section}.{name}", f"{setting.description} [{_choices(setting.annotation, setting.default)}]")
                 for name, setting in model.model_fields.items()
@@ -54,6 +60,9 @@ class TrainCommand(click.Command):
                 formatter.write_text((model.__doc__ or "").splitlines()[0])
                 formatter.write_paragraph()
                 formatter.write_dl(rows)
+        with formatter.section("Task families (--task.name; name one before --help to see its settings)"):
+            docs = [(name, (settings_class(name).__doc__ or "").splitlines()[0]) for name in FAMILIES]
+            formatter.write_dl([*docs, ("path/to/file.py:ClassName", "Your own, see docs/tasks.md.")])
 
 
 def _choices(annotation: Any, default: Any) -> str:
@@ -67,11 +76,18 @@ def _choices(annotation: Any, default: Any) -> str:
 @click.argument("recipe", required=False, type=click.Path(path_type=Path))
 @click.option("--model", help="Model folder or hub name (same as --model.path).")
 @click.option("--data", help="Training data file (same as --task.data).")
+@click.option("--method", help="Lay a method over the recipe, such as ppo, areal or brace+icepop; see brace methods.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with the run in this folder.")
 @click.option("--check", is_flag=True, help="Validate recipe, data and task, then stop.")
 @click.pass_context
 def train(
-    context: click.Context, recipe: Path | None, model: str | None, data: str | None, resume: Path | None, check: bool
+    context: click.Context,
+    recipe: Path | None,
+    model: str | None,
+    data: str | None,
+    method: str | None,
+    resume: Path | None,
+    check: bool,
 ) -> None:
     """Train RECIPE, a TOML file such as recipes/calculator.toml.
 
@@ -81,7 +97,9 @@ def train(
     overrides |= {key: value for key, value in {"model.path": model, "task.data": data}.items() if value is not None}
     if (recipe is None) == (resume is None):
         raise BraceError("name a recipe, such as recipes/calculator.toml, or a run to --resume, and not both")
-    config = load_config(recipe, overrides) if resume is None else load_resolved_config(resume, overrides)
+    if resume is not None and method:
+        raise BraceError("--method: a run keeps the method it was started with; leave it out")
+    config = load_resolved_config(resume, overrides) if resume else load_config(recipe, overrides, method=method)
     _quiet_libraries()
     from brace_rl.training import run
 
@@ -105,6 +123,21 @@ def _print_outcome(summary: dict[str, Any]) -> None:
         if figures := summary[f"eval_{when}"]:
             success, problems = figures["eval/success"], figures["eval/problems"]
             click.echo(f"success {when} training: {success:.3f} on {problems:.0f} held-out problems")
+
+
+@brace.command()
+@click.argument("name", required=False)
+def methods(name: str | None) -> None:
+    """List the methods of the comparison, or show what NAME stands for."""
+    if name is None:
+        for known, text in described():
+            click.echo(f"{known}: {text.splitlines()[0]}")
+        return
+    settings = method_settings(name)
+    click.echo(dict(described()).get(name, f"{name}: BRACE's critic with this actor rule."))
+    for section, table in settings.items():
+        for key, value in table.items():
+            click.echo(f"{section}.{key} = {json.dumps(value)}")
 
 
 @brace.command()
@@ -159,29 +192,6 @@ def import_gguf_command(source: str, out: Path, dtype: str) -> None:
     click.echo(f"model: {import_gguf(source, out, dtype=dtype)}")
 
 
-def split_overrides(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The settings among ``arguments``, ``--section.key value`` or ``--section.key=value``, and the rest, in order.
-
-    Raises:
-        ConfigError: a setting without a value.
-    """
-    overrides: dict[str, str] = {}
-    others: list[str] = []
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        key, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or "." not in key:
-            others.append(word)
-            continue
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"--{key}: needs a value")
-            value = rest.pop(0)
-        overrides[key] = value
-    return overrides, others
-
-
 def _quiet_libraries() -> None:
     """Keep progress bars and notices of libraries out of the output."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -190,7 +200,9 @@ def _quiet_libraries() -> None:
 
 
 brace.add_command(diagnose_command)
+brace.add_command(eval_command)
 brace.add_command(oracle_command)
+brace.add_command(probe_command)
 
 
 def main() -> None:

@@ -14,9 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
+from brace_rl.actor.options import PPOOptions, RuleOptions, rule_options
 from brace_rl.errors import ConfigError
+from brace_rl.methods import with_method
+from brace_rl.section import Section, first_problem
+from brace_rl.tasks.calculator import CalculatorSettings
+from brace_rl.tasks.registry import DEFAULT_TASK, parse_settings, settings_class
+from brace_rl.tasks.settings import TaskSettings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,36 +30,18 @@ else:
     import tomli as tomllib
 
 
-class Section(BaseModel):
-    """Base of every section: frozen, and a key it does not know is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _whole_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic would take ``true`` and ``1e3`` for whole numbers."""
-        field = cls.model_fields.get(info.field_name or "")
-        if field is not None and field.annotation is int and isinstance(value, bool | float):
-            raise ValueError("input should be an integer such as 3")
-        return value
+_SHARED_TABLE = ("data", "eval_data", "eval_split", "operands", "max_number", "max_turns", "operations_per_call")
+"""Keys of [task] in saved runs from when all families shared one table; those a family does not have meant nothing."""
 
 
-class TaskConfig(Section):
-    """What is trained on."""
+DEFAULT_RULE = "ppo"
+"""The actor rule of a recipe that names none."""
 
-    name: Literal["calculator", "gsm8k_tool"] = Field("calculator", description="task family")
-    data: str = Field("", description="training file (gsm8k_tool): GSM8K .jsonl, verl .parquet or prompt/answer rows")
-    eval_data: str = Field("", description="evaluation file; empty: rows held out from data")
-    train_problems: int = Field(20_000, ge=1, description="problems generated, or at most read, for training")
-    eval_problems: int = Field(512, ge=1, description="held-out problems; they share no expression with training")
-    eval_split: Literal["dev", "test"] = Field(
-        "test", description="calculator: where held-out problems come from; dev while tuning a recipe"
-    )
-    operands: tuple[int, int] = Field((2, 4), description="calculator: fewest and most numbers in an expression")
-    max_number: int = Field(99, ge=1, le=10**9, description="calculator: largest number in an expression")
-    max_turns: int = Field(6, ge=1, description="model turns per episode; the episode ends unrewarded after the last")
-    operations_per_call: int = Field(1, ge=1, description="calculator: binary operations one tool call may hold")
+LONGEST_WINDOW = 1_000_000
+"""Policy tokens."""
+
+SHORT_WINDOW = 20
+"""Windows below it keep their anchor under a lambda below 1; no warning is given."""
 
 
 class ModelConfig(Section):
@@ -107,24 +95,54 @@ class ScheduleConfig(Section):
     timeout_s: float = Field(300.0, gt=0, description="longest any wait may last")
 
 
-class AlgorithmConfig(Section):
-    """The critic's target and the two losses. Defaults are the paper's."""
+ValueTarget = Literal["brace", "capped", "vtrace", "gae", "monte_carlo", "none"]
+Advantage = Literal["eq27", "gae", "group", "dr_grpo", "rloo", "group_brace"]
 
-    value_target: Literal["brace", "capped", "vtrace", "gae", "monte_carlo"] = Field(
-        "brace", description="the critic's regression target"
+GROUP_ADVANTAGES = ("group", "dr_grpo", "rloo", "group_brace")
+"""Advantages of a response against the others to its prompt; they read no critic."""
+
+AUTOMATIC_WINDOWS = ("auto", "auto_path")
+"""Windows chosen from the ratios of each batch."""
+
+WINDOWED_TARGETS = ("brace", "capped", "vtrace")
+"""Targets corrected by ratios."""
+
+
+class AlgorithmConfig(Section):
+    """The critic's target, the actor's advantage and the value loss. Defaults are the paper's."""
+
+    value_target: ValueTarget = Field("brace", description="the critic's regression target; none: no critic")
+    window: int | Literal["auto", "auto_path"] = Field(
+        100,
+        description="k: policy tokens corrected before the Monte-Carlo tail; auto: from the batch's drift; auto_path: "
+        "from the ratios ahead of each token",
     )
-    window: int = Field(100, ge=0, le=1_000_000, description="k: policy tokens corrected before the Monte-Carlo tail")
+    auto_eps: float = Field(0.1, gt=0, lt=1, description="window = auto: weight the tail keeps on average (Eq. 45)")
+    auto_budget: float = Field(1.0, ge=0, description="window = auto_path: sum of |log min(c_clip, w)| that closes it")
     rho_clip: float = Field(1.2, gt=0, description="cap of the residual's ratio")
     c_clip: float = Field(1.1, gt=0, description="cap of the trace's ratio")
     gamma: float = Field(1.0, gt=0, le=1, description="discount per policy token")
-    lam: float = Field(1.0, ge=0, le=1, description="lambda, multiplies every trace coefficient")
+    lam: float = Field(1.0, ge=0, le=1, description="lambda of the target, multiplies every trace coefficient")
+    advantage: Advantage = Field(
+        "eq27", description="eq27: from the target; gae: lambda of its own; the others: against the prompt's group"
+    )
+    policy_lam: float = Field(0.95, ge=0, le=1, description="advantage = gae: its lambda")
+    policy_lam_alpha: float = Field(
+        0.0, ge=0, description="advantage = gae: lambda 1 - 1/(alpha l) for l policy tokens; 0: policy_lam for all"
+    )
     whiten_advantages: bool = Field(True, description="zero mean and unit variance over the batch's policy tokens")
-    clip_low: float = Field(0.20, gt=0, lt=1, description="PPO clip below 1")
-    clip_high: float = Field(0.28, gt=0, description="PPO clip above 1")
     value_clip: float = Field(0.5, gt=0, description="value clip eps_v of Eq. 28")
     bootstrap_truncated: bool = Field(
         False, description="bootstrap a response cut at the length limit from the critic (paper: no)"
     )
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _number_or_automatic(cls, value: Any) -> Any:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if value not in AUTOMATIC_WINDOWS and not (is_number and 0 <= value <= LONGEST_WINDOW):
+            raise ValueError(f"must be a whole number from 0 to {LONGEST_WINDOW}, or {' or '.join(AUTOMATIC_WINDOWS)}")
+        return value
 
 
 class OptimConfig(Section):
@@ -133,8 +151,17 @@ class OptimConfig(Section):
     steps: int = Field(100, ge=1, description="trainer steps, critic warm-up included")
     actor_lr: float = Field(1e-6, ge=0, le=1, description="actor learning rate")
     critic_lr: float = Field(1e-5, ge=0, le=1, description="critic learning rate")
-    critic_warmup_steps: int = Field(5, ge=0, description="first steps update the critic alone")
+    critic_warmup_steps: int = Field(5, ge=0, description="first steps update the critic alone (value pre-training)")
+    critic_warmup_until: float = Field(
+        0.0, ge=0, lt=1, description="end that sooner, once the critic explains this share of the variance; 0: never"
+    )
+    critic_updates: int = Field(1, ge=1, description="optimiser steps of the critic per minibatch, the actor's is one")
+    freeze_critic_attention: bool = Field(False, description="train the critic without its attention layers")
     lr_warmup_steps: int = Field(0, ge=0, description="actor steps of linear learning-rate warm-up")
+    lr_reference_staleness: float = Field(
+        0.0, ge=0, description="actor_lr belongs to this S; at another it is actor_lr * reference / S. 0: no scaling"
+    )
+    lr_ess_scaling: bool = Field(False, description="actor_lr times the root of the batch's effective sample share")
     minibatches: int = Field(1, ge=1, description="optimiser steps per batch; targets are computed once before them")
     micro_batch_tokens: int = Field(
         16_384, ge=1, description="padded tokens per forward pass; the loss does not depend on it"
@@ -176,19 +203,38 @@ class RunConfig(Section):
 class Config(Section):
     """A whole run."""
 
-    task: TaskConfig = TaskConfig()
+    task: SerializeAsAny[TaskSettings] = CalculatorSettings()
     model: ModelConfig = ModelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     rollout: RolloutConfig = RolloutConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    actor: SerializeAsAny[RuleOptions] = PPOOptions()
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig = RunConfig()
 
+    @field_validator("task", mode="before")
+    @classmethod
+    def _task_of_its_family(cls, value: Any) -> Any:
+        return parse_settings(value) if isinstance(value, Mapping) else value
+
+    @field_validator("actor", mode="before")
+    @classmethod
+    def _options_of_the_rule(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        options = rule_options(str(value.get("rule", DEFAULT_RULE)))
+        try:
+            return options.model_validate(value)
+        except ValidationError as error:
+            problem = first_problem(error, prefix="actor", known=lambda _: [f"actor.{x}" for x in options.model_fields])
+            raise ConfigError(problem) from None
+
     @model_validator(mode="after")
     def _combinations(self) -> Config:
-        schedule, algorithm, task, model = self.schedule, self.algorithm, self.task, self.model
+        schedule, algorithm, model = self.schedule, self.algorithm, self.model
+        self.task.check_training(model_path=model.path)
         if schedule.mode == "sync" and schedule.max_staleness > 0:
             raise ValueError(
                 "schedule.max_staleness: schedule.mode = 'sync' has staleness 0; set it to 0 or use 'lag' or 'async'"
@@ -200,14 +246,6 @@ class Config(Section):
                 f"schedule.sync_every: {schedule.sync_every} steps between weight updates can never respect "
                 f"max_staleness = {schedule.max_staleness}; use at most max_staleness + 1"
             )
-        if task.name == "gsm8k_tool" and not task.data:
-            raise ValueError("task.data: gsm8k_tool needs a file; pass --data FILE")
-        if task.name == "gsm8k_tool" and not model.path:
-            raise ValueError("model.path: gsm8k_tool needs a pretrained model; pass --model DIR_OR_NAME")
-        if task.name == "calculator" and task.data:
-            raise ValueError("task.data: the calculator generates its problems; leave it out, or name another task")
-        if task.operands[0] < 2 or task.operands[0] > task.operands[1]:
-            raise ValueError("task.operands: needs 2 <= fewest <= most")
         if not model.path and model.hidden_size % (2 * model.heads):
             raise ValueError("model.hidden_size: must be an even multiple of model.heads (rotary embedding)")
         responses = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
@@ -224,39 +262,88 @@ class Config(Section):
             raise ValueError(f"optim.betas: both must be at least 0 and below 1 (got {list(self.optim.betas)})")
         if self.optim.critic_warmup_steps >= self.optim.steps:
             raise ValueError("optim.critic_warmup_steps: must be below optim.steps, or the actor never learns")
-        windowed = algorithm.value_target in ("brace", "capped", "vtrace")
-        if windowed and algorithm.lam < 1 and (algorithm.window >= 20 or algorithm.value_target == "vtrace"):
-            horizon = algorithm.window if algorithm.value_target != "vtrace" else self.rollout.max_response_tokens
-            warnings.warn(
-                f"algorithm.lam = {algorithm.lam:g} leaves the tail a weight of {algorithm.lam**horizon:.1e} after "
-                f"{horizon} tokens, so the reward hardly reaches the target; use lam = 1 or a shorter window",
-                stacklevel=2,
-            )
+        self._check_algorithm()
         return self
 
+    def _check_algorithm(self) -> None:
+        algorithm = self.algorithm
+        if algorithm.value_target == "none" and algorithm.advantage not in GROUP_ADVANTAGES:
+            raise ValueError(
+                f"algorithm.advantage: {algorithm.advantage} reads a critic, and algorithm.value_target = 'none' has none; "
+                f"use one of {', '.join(GROUP_ADVANTAGES)}, or a value target"
+            )
+        if algorithm.advantage in GROUP_ADVANTAGES and self.rollout.samples_per_prompt < 2:
+            raise ValueError(
+                f"rollout.samples_per_prompt: algorithm.advantage = {algorithm.advantage!r} compares the responses to one "
+                "prompt; set it to 2 or more"
+            )
+        if self.actor.fresh_only and self.schedule.max_staleness > 0:
+            raise ValueError(
+                f"actor.edge: {self.actor.rule} with edge = 'U' looks past staleness, and max_staleness is "
+                f"{self.schedule.max_staleness}; use edge = 'E', or set max_staleness to 0"
+            )
+        windowed = algorithm.value_target in WINDOWED_TARGETS
+        if not windowed or algorithm.lam == 1:
+            return
+        horizon = self.rollout.max_response_tokens
+        if algorithm.value_target != "vtrace" and isinstance(algorithm.window, int):
+            if algorithm.window < SHORT_WINDOW:
+                return
+            horizon = algorithm.window
+        warnings.warn(
+            f"algorithm.lam = {algorithm.lam:g} leaves the tail a weight of {algorithm.lam**horizon:.1e} after "
+            f"{horizon} tokens, so the reward hardly reaches the target; use lam = 1 or a shorter window",
+            stacklevel=2,
+        )
 
-def load_config(recipe: str | Path | None, overrides: Mapping[str, str] | None = None) -> Config:
+
+def load_config(
+    recipe: str | Path | None, overrides: Mapping[str, str] | None = None, *, method: str | None = None
+) -> Config:
     """Read ``recipe`` (a TOML file, or None for all defaults) and apply ``overrides`` ("section.key" -> text).
+
+    Args:
+        method: a name of :mod:`brace_rl.methods`, whose settings come between the recipe's and the overrides.
 
     Raises:
         ConfigError: missing or unreadable file, unknown key, wrong type or impossible combination; one line.
     """
     data: dict[str, Any] = _read_toml(Path(recipe)) if recipe is not None else {}
     where = str(recipe) if recipe is not None else "configuration"
+    if method:
+        data = with_method(data, method)
     return config_from_dict(_with_overrides(data, overrides), where=where)
 
 
 def _with_overrides(data: dict[str, Any], overrides: Mapping[str, str] | None) -> dict[str, Any]:
-    for key, text in (overrides or {}).items():
+    overrides = dict(overrides or {})
+    # First, since these decide which other settings their sections have.
+    first = {key: overrides.pop(key) for key in ("task.name", "actor.rule") if key in overrides}
+    for key, text in (first | overrides).items():
         section, _, name = key.partition(".")
         if not name or section not in Config.model_fields:
             raise ConfigError(f"--{key}: no such setting; sections are {', '.join(Config.model_fields)}")
         table = data.setdefault(section, {})
         if not isinstance(table, dict):
             raise ConfigError(f"{section}: must be a table [{section}] in the recipe")
-        field = type(Config.model_fields[section].default).model_fields.get(name)
-        table[name] = text if field is not None and field.annotation is str else _parse_override(text)
+        field = section_class(section, data).model_fields.get(name)
+        table[name] = text if field is not None and field.annotation is str else parse_text(text)
     return data
+
+
+def section_class(section: str, data: Mapping[str, Any]) -> type[Section]:
+    """The class of a section of ``data``; for ``task`` and ``actor`` it depends on the name the section holds.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    if section == "task":
+        table = data.get("task")
+        return settings_class(str(table.get("name", DEFAULT_TASK)) if isinstance(table, Mapping) else DEFAULT_TASK)
+    if section == "actor":
+        table = data.get("actor")
+        return rule_options(str(table.get("rule", DEFAULT_RULE)) if isinstance(table, Mapping) else DEFAULT_RULE)
+    return type(Config.model_fields[section].default)
 
 
 def load_resolved_config(run_dir: Path, overrides: Mapping[str, str] | None = None) -> Config:
@@ -270,6 +357,9 @@ def load_resolved_config(run_dir: Path, overrides: Mapping[str, str] | None = No
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ConfigError(f"{run_dir}: not a run folder (no readable config.json)") from None
+    if isinstance(data, dict) and isinstance(data.get("task"), dict):
+        known = section_class("task", data).model_fields
+        data["task"] = {key: v for key, v in data["task"].items() if key in known or key not in _SHARED_TABLE}
     return config_from_dict(_with_overrides(data, overrides), where=str(path))
 
 
@@ -278,7 +368,9 @@ def config_from_dict(data: Mapping[str, Any], where: str = "configuration") -> C
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_first_problem(error)}") from None
+        raise ConfigError(f"{where}: {first_problem(error, known=_known_keys)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -296,32 +388,16 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _parse_override(text: str) -> Any:
-    """A TOML value where it parses as one (numbers, booleans, lists), the text itself otherwise."""
+def parse_text(text: str) -> Any:
+    """A setting given as text: a TOML value where it parses as one (numbers, booleans, lists), the text itself otherwise."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 
 
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        return f"{key}: no such setting{_did_you_mean(key)}"
-    if not key:
-        return message
-    return f"{key}: {message[0].lower()}{message[1:]} (got {problem['input']!r})"
-
-
-def _did_you_mean(key: str) -> str:
-    import difflib
-
+def _known_keys(key: str) -> Sequence[str]:
     section, _, name = key.partition(".")
     if name and section in Config.model_fields:
-        known: Sequence[str] = [f"{section}.{field}" for field in type(getattr(Config(), section)).model_fields]
-    else:
-        known = list(Config.model_fields)
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
+        return [f"{section}.{field}" for field in section_class(section, {}).model_fields]
+    return list(Config.model_fields)

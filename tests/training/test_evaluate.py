@@ -69,6 +69,7 @@ def test_figures_are_means_over_the_problems():
     assert evaluator(ScoreTask()).run(0, 4) == {
         "eval/success": 0.75,
         "eval/reward": 0.75,
+        "eval/excluded": 0.0,
         "eval/length_mean": 1.0,
         "eval/truncated": 0.0,
         "eval/problems": 4.0,

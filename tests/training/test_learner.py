@@ -11,7 +11,8 @@ from brace_rl import core
 from brace_rl.config import config_from_dict
 from brace_rl.errors import DivergedError, StalenessError
 from brace_rl.training.batch import collate
-from brace_rl.training.learner import Learner, value_targets
+from brace_rl.training.estimates import estimates
+from brace_rl.training.learner import Learner
 from brace_rl.training.logprobs import token_logprobs
 from brace_rl.training.models import Critic
 from brace_rl.training.types import Trajectory
@@ -69,6 +70,7 @@ def random_trajectories(count=6, seed=0, version=0, kept=False):
                 response_ids=response,
                 policy_mask=mask,
                 behavior_logprobs=[x if m else 0.0 for x, m in zip(logprobs, mask, strict=True)],
+                behavior_entropies=[1.0 if m else 0.0 for m in mask],
                 versions=[version if m else -1 for m in mask],
                 rewards=[0.0] * (size - 1) + [float(index % 2)],
                 kept_ids=[[t, (t + 1) % VOCABULARY] if m else [] for t, m in zip(response, mask, strict=True)]
@@ -210,7 +212,7 @@ def test_every_value_target_reaches_its_estimator(target):
         "gae": lambda: core.gae_targets(**arguments, lam=0.99),
         "monte_carlo": lambda: core.monte_carlo_targets(**arguments),
     }[target]()
-    actual = value_targets(config.algorithm, batch, before)
+    actual = estimates(config.algorithm, batch, before)
     assert torch.equal(actual.targets, expected.targets)
     assert torch.equal(actual.advantages, expected.advantages)
 
@@ -220,7 +222,7 @@ def test_on_policy_the_target_is_the_reward_at_every_token():
     batch = random_batch()
     before = learner.evaluate(batch)
     on_policy = _with_logprobs(batch, before.target_logprobs)
-    targets = value_targets(learner.config.algorithm, on_policy, before).targets
+    targets = estimates(learner.config.algorithm, on_policy, before).targets
     expected = batch.rewards.sum(dim=1, keepdim=True).expand_as(targets)
     torch.testing.assert_close(targets[batch.policy_mask], expected[batch.policy_mask])
 

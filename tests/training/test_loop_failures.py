@@ -255,10 +255,10 @@ def during_update(monkeypatch, step, action):
     """Have ``action()`` done in the middle of the update that follows ``step`` completed ones."""
     original = Learner.evaluate
 
-    def evaluate(self, batch):
+    def evaluate(self, *args):
         if self.version == step:
             action()
-        return original(self, batch)
+        return original(self, *args)
 
     monkeypatch.setattr(Learner, "evaluate", evaluate)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -24,6 +26,7 @@ from brace_rl.training.backends.inline import InlineBackend
 from brace_rl.training.rollout import DriverSpec, RolloutDriver
 from brace_rl.training.types import (
     NOT_A_POLICY_TOKEN,
+    Generation,
     GenerationRequest,
     RolloutGroup,
     SamplingParams,
@@ -270,7 +273,6 @@ def broken_constructor() -> Environment:
     "make",
     [
         lambda: ScriptedEnvironment([ZeroDivisionError("boom")]),
-        lambda: ScriptedEnvironment([StepResult(reward=float("nan"), done=True)]),
         Forever,
         broken_constructor,
     ],
@@ -293,6 +295,150 @@ def test_a_failure_takes_back_the_reward_of_earlier_turns() -> None:
     made = driver(FakeEngine(reply=replies("(1)", "x")), task)
     made.submit([fake_request(0)])
     assert only(made).rewards == [0.0] * 6
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_not_finite_is_an_error_that_names_the_problem(reward: float) -> None:
+    made = driver(FakeEngine(reply=lambda _: "x"), FakeTask([StepResult(reward=reward, done=True)]))
+    made.submit([fake_request(0)])
+    with pytest.raises(DataError, match=f"problem p0: its environment gave the reward {reward}"):
+        finish(made)
+
+
+# Slow environments
+
+
+class Slow(Environment):
+    """Answers when its gate opens, whatever the time."""
+
+    def __init__(self, gate: asyncio.Event, steps_seen: list[int], engine: FakeEngine) -> None:
+        self.gate, self.steps_seen, self.engine = gate, steps_seen, engine
+
+    async def step(self, action: str) -> StepResult:
+        await self.gate.wait()
+        self.steps_seen.append(self.engine.steps)
+        return SOLVED
+
+
+class CountingEngine(FakeEngine):
+    """Counts its steps, and opens a gate at one of them."""
+
+    steps = 0
+
+    def open_at(self, step: int, gate: asyncio.Event) -> None:
+        self.opening, self.gate = step, gate
+
+    def step(self) -> list[Generation]:
+        self.steps += 1
+        if self.steps == self.opening:
+            self.gate.set()
+        return super().step()
+
+
+def test_decoding_goes_on_while_a_tool_of_another_response_works() -> None:
+    """The tool of p0 answers after engine step 40; a driver that waited for it would never get there."""
+    gate, steps_seen = asyncio.Event(), list[int]()
+    engine = CountingEngine(slots=2, reply=lambda request: "x" * (30 if request.session.startswith("1.") else 2))
+    engine.open_at(40, gate)
+
+    class Mixed(FakeTask):
+        def environment(self, problem: Problem) -> Environment:
+            return Slow(gate, steps_seen, engine) if problem.id == "p0" else super().environment(problem)
+
+    made = driver(engine, Mixed())
+    made.submit([fake_request(i, max_response_tokens=64) for i in range(3)])
+    done_at: dict[int, int] = {}
+    while made.unfinished:
+        done_at |= {group.request.index: engine.steps for group in made.advance()}
+    # p1 writes 30 tokens and the end of sequence, a token a step; p2 got the slot p0 left, and had it for 3 steps.
+    assert (done_at[2], done_at[1]) == (6, 31)
+    assert steps_seen[0] >= 40
+
+
+def test_an_idle_engine_waits_for_the_slow_environment_without_losing_it() -> None:
+    class Thread(Environment):
+        async def step(self, action: str) -> StepResult:
+            await asyncio.to_thread(threading.Event().wait, 0.01)
+            return SOLVED
+
+    made = driver(FakeEngine(reply=lambda _: "x"), TaskOf(Thread))
+    made.submit([fake_request(i) for i in range(3)])
+    assert all(group.trajectories[0].success for group in finish(made))
+
+
+def test_a_step_that_ignores_its_cancellation_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    class Stubborn(Environment):
+        async def step(self, action: str) -> StepResult:
+            while True:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.get_running_loop().create_future()
+
+    made = driver(FakeEngine(reply=lambda _: "x"), TaskOf(Stubborn), environment_timeout_s=0.01)
+    made.submit([fake_request(0)])
+    assert only(made).info == {"environment_error": 1.0}
+
+
+def test_abandoning_cancels_the_steps_in_flight() -> None:
+    events: list[str] = []
+
+    class Cleaning(Environment):
+        async def step(self, action: str) -> StepResult:
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                events.append("cleaned")
+            raise AssertionError
+
+    made = driver(FakeEngine(reply=lambda _: "x"), TaskOf(Cleaning))
+    made.submit([fake_request(0)])
+    for _ in range(3):
+        made.advance()
+    assert events == []
+    made.abandon()
+    assert events == ["cleaned"]
+    made.submit([fake_request(1)])
+    assert made.unfinished == 1
+
+
+# Observations
+
+
+def test_a_long_observation_is_cut_keeps_its_end_and_is_counted() -> None:
+    script = [StepResult("=123456789", observation_end=";"), SOLVED]
+    task = FakeTask(script, stop=(")",))
+    task.max_observation_tokens = 5
+    made = driver(FakeEngine(reply=replies("(1)", "x")), task)
+    made.submit([fake_request(0, max_response_tokens=32)])
+    trajectory = only(made)
+    assert trajectory.response_ids == ids("(1)=123;x") + [0]
+    assert trajectory.info == {"turns": 2.0, "observation_cut": 1.0}
+
+
+def test_an_observation_of_exactly_the_limit_is_whole() -> None:
+    task = FakeTask([StepResult("=123", observation_end=";"), SOLVED], stop=(")",))
+    task.max_observation_tokens = 5
+    made = driver(FakeEngine(reply=replies("(1)", "x")), task)
+    made.submit([fake_request(0, max_response_tokens=32)])
+    assert "observation_cut" not in only(made).info
+
+
+def test_an_observation_left_out_for_want_of_room_is_counted_and_keeps_the_figures() -> None:
+    task = FakeTask([StepResult("=12345678", info={"tool_calls": 1.0}), SOLVED], stop=(")",))
+    made = driver(FakeEngine(reply=replies("(1)", "x")), task)
+    made.submit([fake_request(0, max_response_tokens=8)])
+    trajectory = only(made)
+    assert (trajectory.response_ids, trajectory.truncated) == (ids("(1)"), True)
+    assert trajectory.info == {"tool_calls": 1.0, "observation_too_long": 1.0}
+
+
+def test_an_excluded_episode_has_no_policy_token_and_no_reward() -> None:
+    script = [StepResult("=", reward=0.5), StepResult(done=True, reward=1.0, success=True, excluded=True)]
+    made = driver(FakeEngine(reply=replies("(1)", "x")), FakeTask(script, stop=(")",)))
+    made.submit([fake_request(0)])
+    trajectory = only(made)
+    assert (trajectory.excluded, trajectory.success, trajectory.reward) == (True, False, 0.0)
+    assert trajectory.policy_versions == []
+    assert not any(trajectory.policy_mask)
 
 
 class ClientOfOneLoop(Environment):

@@ -25,7 +25,7 @@ class TranscriptTask(FakeTask):
         self.transcripts = transcripts
         self.shuffled = shuffled
 
-    def demonstrations(self, seed):
+    def demonstrations(self, seed, *, mistakes=0.0):
         if not self.shuffled:
             return itertools.cycle(self.transcripts)
         rng = random.Random(seed)

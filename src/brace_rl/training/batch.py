@@ -25,8 +25,10 @@ class Batch:
         attention_mask: ``[B, L]`` 1 at real tokens.
         policy_mask: ``[B, L-1]`` True where token ``i + 1`` was sampled by the policy.
         behavior_logprobs: ``[B, L-1]`` NaN outside ``policy_mask``.
+        behavior_entropies: ``[B, L-1]`` of the distribution sampled from, before any cut, nats; NaN likewise.
         rewards: ``[B, L-1]`` reward received on emitting token ``i + 1``.
         versions: ``[B, L-1]`` weight version that sampled the token, -1 outside ``policy_mask``.
+        groups: ``[B]`` issue number of the prompt: responses to one prompt share it.
         truncated: ``[B]`` cut at the length limit rather than ended by the environment.
         lengths: number of real tokens per row, on the host.
         kept_ids: per row and column the token ids that survived top-k and top-p; None when nothing was cut.
@@ -36,8 +38,10 @@ class Batch:
     attention_mask: Tensor
     policy_mask: Tensor
     behavior_logprobs: Tensor
+    behavior_entropies: Tensor
     rewards: Tensor
     versions: Tensor
+    groups: Tensor
     truncated: Tensor
     lengths: tuple[int, ...]
     kept_ids: tuple[tuple[tuple[int, ...], ...], ...] | None = None
@@ -56,8 +60,10 @@ class Batch:
             attention_mask=self.attention_mask[rows, :longest],
             policy_mask=self.policy_mask[rows, : longest - 1],
             behavior_logprobs=self.behavior_logprobs[rows, : longest - 1],
+            behavior_entropies=self.behavior_entropies[rows, : longest - 1],
             rewards=self.rewards[rows, : longest - 1],
             versions=self.versions[rows, : longest - 1],
+            groups=self.groups[rows],
             truncated=self.truncated[rows],
             lengths=lengths,
             kept_ids=None if self.kept_ids is None else tuple(self.kept_ids[i][: longest - 1] for i in index),
@@ -86,15 +92,19 @@ def collate(trajectories: Sequence[Trajectory], *, pad_token_id: int, device: to
     attention_mask = padded(([1] * length for length in lengths), 0)
     policy_mask = about_tokens("policy_mask", False, torch.bool)
     rewards = about_tokens("rewards", 0.0, torch.float32)
-    behavior_logprobs = about_tokens("behavior_logprobs", 0.0, torch.float32).masked_fill(~policy_mask, float("nan"))
+    unread = ~policy_mask
+    behavior_logprobs = about_tokens("behavior_logprobs", 0.0, torch.float32).masked_fill(unread, float("nan"))
+    behavior_entropies = about_tokens("behavior_entropies", 0.0, torch.float32).masked_fill(unread, float("nan"))
     versions = about_tokens("versions", NOT_A_POLICY_TOKEN, torch.long)
     return Batch(
         input_ids=input_ids.to(device),
         attention_mask=attention_mask.to(device),
         policy_mask=policy_mask.to(device),
         behavior_logprobs=behavior_logprobs.to(device),
+        behavior_entropies=behavior_entropies.to(device),
         rewards=rewards.to(device),
         versions=versions.to(device),
+        groups=torch.tensor([t.request_index for t in trajectories], device=device),
         truncated=torch.tensor([t.truncated for t in trajectories], device=device),
         lengths=lengths,
         kept_ids=_kept_columns(trajectories, longest - 1),

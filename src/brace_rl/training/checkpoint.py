@@ -4,10 +4,10 @@
 
 =========================  ==========================================================================================
 ``actor/``                 the actor and its tokenizer, an ordinary ``transformers`` folder
-``critic.safetensors``     the critic's ``state_dict``, value head included
+``critic.safetensors``     the critic's ``state_dict``, value head included, where there is a critic
 ``optimizer.safetensors``  tensors of the optimisers' states, named ``optimizer.parameter.entry``
 ``optimizer.json``         their parameter groups, remaining entries and parameter shapes
-``tensors.safetensors``    whatever else the loop keeps as tensors (snapshots)
+``tensors.safetensors``    whatever else the loop keeps as tensors (snapshots, a weight average)
 ``buffer.jsonl``           answered prompts not yet consumed, one a line
 ``random.json``            random states of the process
 ``state.json``             format, library versions, counters and the loop's own state
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from brace_rl.training.models import Critic
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever a reader of the previous format would misread a checkpoint."""
 
 CHECKPOINTS = "checkpoints"
@@ -69,7 +69,7 @@ def save_checkpoint(
     step: int,
     actor: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    critic: Critic,
+    critic: Critic | None,
     optimizers: Mapping[str, torch.optim.Optimizer],
     tensors: Mapping[str, Tensor],
     state: Mapping[str, Any],
@@ -93,7 +93,8 @@ def save_checkpoint(
     path = parent / f"step_{step:06d}"
     with atomic_directory(path) as folder:
         write_actor(actor, tokenizer, folder / "actor")
-        _save_tensors(critic.state_dict(), folder / "critic.safetensors")
+        if critic is not None:
+            _save_tensors(critic.state_dict(), folder / "critic.safetensors")
         _save_optimizers(optimizers, folder)
         _save_tensors(tensors, folder / "tensors.safetensors")
         with (folder / "buffer.jsonl").open("w", encoding="ascii") as file:
@@ -124,7 +125,7 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
 
 
 def load_checkpoint(
-    path: str | Path, *, actor: PreTrainedModel, critic: Critic, optimizers: Mapping[str, torch.optim.Optimizer]
+    path: str | Path, *, actor: PreTrainedModel, critic: Critic | None, optimizers: Mapping[str, torch.optim.Optimizer]
 ) -> Checkpoint:
     """Restore the two models, the optimisers and the process's random states in place; return the rest.
 
@@ -142,7 +143,8 @@ def load_checkpoint(
         raise BraceError(f"{path / 'buffer.jsonl'}: holds {len(groups)} prompts instead of {header['groups']}")
     tensors = _load_tensors(path / "tensors.safetensors")
     _restore_module(actor, read_actor(path / "actor", actor.dtype).state_dict(), path / "actor")
-    _restore_module(critic, _load_tensors(path / "critic.safetensors"), path / "critic.safetensors")
+    if critic is not None:
+        _restore_module(critic, _load_tensors(path / "critic.safetensors"), path / "critic.safetensors")
     _load_optimizers(optimizers, path)
     # Last, because loading a model may draw.
     try:

@@ -8,6 +8,7 @@ from statistics import fmean
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brace_rl.config import Config
+from brace_rl.errors import BraceError
 from brace_rl.tasks.base import Problem, Task
 from brace_rl.training.engines.embedded import EmbeddedEngine
 from brace_rl.training.rollout import RolloutDriver
@@ -28,11 +29,18 @@ class Evaluator:
         """``eval/*`` figures over the first ``problems`` held-out problems (fewer if there are fewer).
 
         Every evaluation of a run draws with the same seeds, so that differences come from the policy.
+
+        Raises:
+            BraceError: not one response could be judged.
         """
         trajectories = self._sample(self._problems[:problems], version)
+        judged = [t for t in trajectories if not t.excluded]
+        if not judged:
+            raise BraceError(f"evaluation: none of {len(trajectories)} responses could be judged; see to the judge")
         return {
-            "eval/success": fmean(t.success for t in trajectories),
-            "eval/reward": fmean(t.reward for t in trajectories),
+            "eval/success": fmean(t.success for t in judged),
+            "eval/reward": fmean(t.reward for t in judged),
+            "eval/excluded": fmean(t.excluded for t in trajectories),
             "eval/length_mean": fmean(len(t.response_ids) for t in trajectories),
             "eval/truncated": fmean(t.truncated for t in trajectories),
             "eval/problems": float(len(trajectories)),

@@ -12,30 +12,17 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from brace_rl import core
-from brace_rl.config import AlgorithmConfig, Config
+from brace_rl.config import Config
 from brace_rl.diagnostics import batch as diagnostics
 from brace_rl.errors import DivergedError, StalenessError
+from brace_rl.training.actor_loss import ActorObjective
 from brace_rl.training.batch import Batch, micro_batches, minibatch_rows, padded_tokens
 from brace_rl.training.clock import PhaseClock
+from brace_rl.training.estimates import Estimates, Evaluation, estimates, group_rewards
+from brace_rl.training.learning_rate import ess_scaled_lr, staleness_scaled_lr
 from brace_rl.training.logprobs import TokenLogprobs, token_logprobs
 from brace_rl.training.models import Critic
 from brace_rl.training.types import derive_seed
-
-
-class Evaluation(NamedTuple):
-    """The policy and the critic before the update; all ``[B, L-1]``, column ``i`` about token ``i + 1``.
-
-    Attributes:
-        target_logprobs: pi of the sampled tokens, under the sampling temperature and kept sets.
-        entropies: of pi at the sampling temperature, nats.
-        values: the critic *before* the token.
-        bootstrap_values: ``[B]`` the critic after the last token of truncated rows, 0 for the others; None when off.
-    """
-
-    target_logprobs: Tensor
-    entropies: Tensor
-    values: Tensor
-    bootstrap_values: Tensor | None
 
 
 class Pass(NamedTuple):
@@ -45,26 +32,29 @@ class Pass(NamedTuple):
         rows: of the batch.
         part: those rows.
         scored: the actor's log-probs and entropies, ``[b, l-1]``.
-        after: ``[b, l]`` the critic after every token.
+        after: ``[b, l]`` the critic after every token; None without a critic.
     """
 
     rows: list[int]
     part: Batch
     scored: TokenLogprobs
-    after: Tensor
+    after: Tensor | None
 
 
 class Learner:
     """Holds actor, critic and their optimisers.
 
     Attributes:
+        critic: None where ``algorithm.value_target = "none"``.
         version: completed updates, critic warm-up included; the version of the actor's present weights.
         clock: seconds spent evaluating, computing targets and metrics, and updating.
         latest: policy and critic on the batch of the last :meth:`update`, before it; None before the first.
         moved_version: newest version whose actor differs from the one before it.
+        warmup_ended: version at which the critic's warm-up ended; None while it lasts.
+        lr_total: sum of the actor's learning rates so far.
     """
 
-    def __init__(self, actor: PreTrainedModel, critic: Critic, config: Config) -> None:
+    def __init__(self, actor: PreTrainedModel, critic: Critic | None, config: Config) -> None:
         self.actor = actor
         self.critic = critic
         self.config = config
@@ -72,20 +62,45 @@ class Learner:
         self.clock = PhaseClock(actor.device)
         self.latest: Evaluation | None = None
         self.moved_version = 0
+        self.lr_total = 0.0
+        self.warmup_ended: int | None = None if critic and config.optim.critic_warmup_steps else 0
+        if critic is not None and config.optim.freeze_critic_attention:
+            critic.freeze_attention()
+        self.objective = ActorObjective(actor, config)
         self.actor_optimizer = self._optimizer(actor, config.optim.actor_lr)
-        self.critic_optimizer = self._optimizer(critic, config.optim.critic_lr)
+        self.critic_optimizer = None if critic is None else self._optimizer(critic, config.optim.critic_lr)
 
     def _optimizer(self, module: torch.nn.Module, lr: float) -> torch.optim.AdamW:
         optim = self.config.optim
         parameters = [p for p in module.parameters() if p.requires_grad]
         return torch.optim.AdamW(parameters, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
 
-    def apply_settings(self) -> None:
-        """Give the optimisers the configured rates and betas; a loaded checkpoint brings its own."""
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """By the name of what they train."""
+        named = {"actor": self.actor_optimizer, "critic": self.critic_optimizer}
+        return {name: optimizer for name, optimizer in named.items() if optimizer is not None}
+
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the learner besides models, optimisers and :attr:`tensors`."""
+        return {name: getattr(self, name) for name in ("version", "moved_version", "warmup_ended", "lr_total")}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What the actor rule remembers, for a checkpoint."""
+        return {} if self.objective.average is None else self.objective.average.state_dict()
+
+    def restore(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Take over :meth:`counters` and :attr:`tensors`, and give the optimisers the configured rates and betas."""
+        for name in self.counters():
+            setattr(self, name, counters[name])
+        if self.objective.average is not None:
+            self.objective.average.load_state_dict(tensors)
         optim = self.config.optim
-        for optimizer, lr in ((self.actor_optimizer, optim.actor_lr), (self.critic_optimizer, optim.critic_lr)):
-            for group in optimizer.param_groups:
-                group.update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
+        for name, lr in (("actor", optim.actor_lr), ("critic", optim.critic_lr)):
+            if name in self.optimizers:  # a loaded checkpoint brings rates of its own
+                for group in self.optimizers[name].param_groups:
+                    group.update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +110,7 @@ class Learner:
     @property
     def warming_up(self) -> bool:
         """Whether the next update leaves the actor alone."""
-        return self.version < self.config.optim.critic_warmup_steps
+        return self.warmup_ended is None
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Fit the critic to the corrected targets and improve the actor; returns the step's metrics.
@@ -106,47 +121,57 @@ class Learner:
             StalenessError: tokens are stale, yet their behaviour log-probs equal the current policy's.
             DivergedError: values, log-probs or gradients are not finite.
         """
-        algorithm = self.config.algorithm
         with self.clock("evaluate"):
             passes = list(self._passes(batch)) if self.config.optim.keep_graph else None
             before = self.latest = self.evaluate(batch, passes)
             self._refuse_fake_behavior(batch, before.target_logprobs)
+            if not self.warming_up:
+                self.objective.begin(batch, before, version=self.version, score=self.score)
         with self.clock("targets"):
-            estimate = self._targets(batch, before)
+            estimate = self._estimates(batch, before)
         with self.clock("metrics"):
             metrics = self._batch_metrics(batch, before, estimate)
         advantages = estimate.advantages
-        if algorithm.whiten_advantages:
+        if self.config.algorithm.whiten_advantages:
             advantages = core.whiten(advantages, batch.policy_mask)
+        lr = self._set_actor_lr(metrics["ratio/ess"])
 
         parts = minibatch_rows(len(batch), self.config.optim.minibatches, derive_seed("minibatch", self.version))
         sums: list[dict[str, Tensor]] = []
         with self.clock("update"):
             for rows in parts:
-                sums.append(self._critic_step(batch, rows, before.values, estimate.targets, passes))
-                if self.warming_up:
-                    sums[-1] |= self._no_actor_step()
-                else:
-                    sums[-1] |= self._actor_step(batch, rows, advantages, passes)
+                sums.append(self._critic_steps(batch, rows, before.values, estimate.targets, passes))
+                if not self.warming_up:
+                    sums[-1] |= self._actor_step(batch, rows, advantages, before, passes)
         for name in sums[0]:
             metrics[name] = torch.stack([s[name] for s in sums]).mean()
-        budget = self.config.optim.micro_batch_tokens
-        metrics["tokens/evaluate"] = torch.tensor(float(padded_tokens(batch.lengths, budget)))
-        metrics["tokens/update"] = torch.tensor(
-            float(sum(padded_tokens([batch.lengths[row] for row in rows], budget) for rows in parts))
-        )
-        metrics["critic/lr"] = torch.tensor(self.config.optim.critic_lr)
-        metrics["actor/lr"] = torch.tensor(0.0 if self.warming_up else self._actor_lr())
+        metrics |= {"actor/lr": lr, "actor/staleness_lr": lr * metrics["staleness/mean"]}
         self.version += 1
         numbers = torch.stack([v.detach().double().cpu() for v in metrics.values()]).tolist()
-        figures = dict(zip(metrics, numbers, strict=True))
-        if figures["actor/lr"] > 0 and figures["actor/grad_norm"] > 0:
-            self.moved_version = self.version
-        return figures
+        figures = dict(zip(metrics, numbers, strict=True)) | self._token_counts(batch, parts)
+        return figures | self._after_update(figures)
 
-    def _targets(self, batch: Batch, before: Evaluation) -> core.ValueTargets:
+    def _after_update(self, figures: dict[str, float]) -> dict[str, float]:
+        """Counters that follow from what the update was."""
+        optim = self.config.optim
+        if figures["actor/lr"] > 0 and figures.get("actor/grad_norm", 0.0) > 0:
+            self.moved_version = self.version
+        self.lr_total += figures["actor/lr"]
+        if self.warming_up:
+            explained = figures["value/explained_variance"]
+            settled = 0 < optim.critic_warmup_until <= explained
+            if settled or self.version >= optim.critic_warmup_steps:
+                self.warmup_ended = self.version
+        return {"actor/lr_total": self.lr_total} | ({"critic/lr": optim.critic_lr} if self.critic else {})
+
+    def _token_counts(self, batch: Batch, parts: list[list[int]]) -> dict[str, float]:
+        budget = self.config.optim.micro_batch_tokens
+        update = sum(padded_tokens([batch.lengths[row] for row in rows], budget) for rows in parts)
+        return {"tokens/evaluate": float(padded_tokens(batch.lengths, budget)), "tokens/update": float(update)}
+
+    def _estimates(self, batch: Batch, before: Evaluation) -> Estimates:
         try:
-            return value_targets(self.config.algorithm, batch, before)
+            return estimates(self.config.algorithm, batch, before)
         except ValueError as error:  # what the core finds in log-probs and values came out of the two models
             raise self._diverged(str(error)) from None
 
@@ -174,39 +199,72 @@ class Learner:
             width = part.policy_mask.shape[1]
             target_logprobs[rows, :width] = scored.logprobs
             entropies[rows, :width] = scored.entropies
-            values[rows, :width] = after[:, :-1]
-            last = torch.tensor(part.lengths, device=self.device) - 1
-            last_values[rows] = after.gather(1, last.unsqueeze(1)).squeeze(1)
+            if after is not None:
+                values[rows, :width] = after[:, :-1]
+                last = torch.tensor(part.lengths, device=self.device) - 1
+                last_values[rows] = after.gather(1, last.unsqueeze(1)).squeeze(1)
+        if self.critic is None:
+            values = group_rewards(batch).means[:, None].expand(shape)
         bootstrap = last_values.where(batch.truncated, 0.0) if self.config.algorithm.bootstrap_truncated else None
         return Evaluation(target_logprobs, entropies, values, bootstrap)
+
+    @torch.no_grad()
+    def score(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+        """``[B, L-1]`` log-probs of ``batch`` under ``model``, NaN outside the policy mask."""
+        logprobs = torch.full(batch.policy_mask.shape, float("nan"), device=self.device)
+        for rows, part in self._micro(batch, range(len(batch))):
+            logprobs[rows, : part.policy_mask.shape[1]] = self._score(part, model).logprobs
+        return logprobs
 
     def _passes(self, batch: Batch) -> Iterator[Pass]:
         """Actor and critic on every micro-batch; with gradients on, for those that the coming update changes."""
         for rows, part in self._micro(batch, range(len(batch))):
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.warming_up):
                 scored = self._score(part)
-            yield Pass(rows, part, scored, self._value(part))
+            yield Pass(rows, part, scored, None if self.critic is None else self._value(self.critic, part))
 
-    def _score(self, part: Batch) -> TokenLogprobs:
-        """The actor on one micro-batch."""
+    def _score(self, part: Batch, model: PreTrainedModel | None = None) -> TokenLogprobs:
+        """The actor, or another model, on one micro-batch."""
         with self._autocast():
-            logits = self.actor(part.input_ids, attention_mask=part.attention_mask, use_cache=False).logits
+            logits = (model or self.actor)(part.input_ids, attention_mask=part.attention_mask, use_cache=False).logits
         return token_logprobs(logits, part, temperature=self.config.rollout.temperature)
 
-    def _value(self, part: Batch) -> Tensor:
+    def _value(self, critic: Critic, part: Batch) -> Tensor:
         """The critic on one micro-batch: ``[b, l]`` float32, after every token."""
         with self._autocast():
-            after: Tensor = self.critic(part.input_ids, part.attention_mask)
+            after: Tensor = critic(part.input_ids, part.attention_mask)
         return after.float()
 
-    def _critic_step(
+    def _critic_steps(
         self, batch: Batch, rows: list[int], old_values: Tensor, targets: Tensor, passes: list[Pass] | None
     ) -> dict[str, Tensor]:
+        """``optim.critic_updates`` steps towards the same targets; metrics are those of the first."""
+        if self.critic is None or self.critic_optimizer is None:
+            return {}
+        first: dict[str, Tensor] = {}
+        for turn in range(self.config.optim.critic_updates):
+            outputs: Iterator[tuple[list[int], Batch, Tensor]]
+            if passes is not None and turn == 0:
+                outputs = ((p.rows, p.part, p.after) for p in passes if p.after is not None)
+            else:
+                outputs = ((index, part, self._value(self.critic, part)) for index, part in self._micro(batch, rows))
+            metrics = self._critic_step(batch, rows, old_values, targets, outputs)
+            first = first or metrics
+        return first
+
+    def _critic_step(
+        self,
+        batch: Batch,
+        rows: list[int],
+        old_values: Tensor,
+        targets: Tensor,
+        outputs: Iterator[tuple[list[int], Batch, Tensor]],
+    ) -> dict[str, Tensor]:
+        assert self.critic is not None and self.critic_optimizer is not None
         self.critic_optimizer.zero_grad(set_to_none=True)
         denominator = batch.policy_mask[rows].sum()
         loss, clipped = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        fresh = ((index, part, self._value(part)) for index, part in self._micro(batch, rows))
-        for index, part, after in fresh if passes is None else ((p.rows, p.part, p.after) for p in passes):
+        for index, part, after in outputs:
             width = part.policy_mask.shape[1]
             result = core.value_loss(
                 values=after[:, :-1],
@@ -223,38 +281,59 @@ class Learner:
         return {"value/loss": loss, "value/clip_fraction": clipped, "critic/grad_norm": norm}
 
     def _actor_step(
-        self, batch: Batch, rows: list[int], advantages: Tensor, passes: list[Pass] | None
+        self, batch: Batch, rows: list[int], advantages: Tensor, before: Evaluation, passes: list[Pass] | None
     ) -> dict[str, Tensor]:
-        algorithm = self.config.algorithm
-        for group in self.actor_optimizer.param_groups:
-            group["lr"] = self._actor_lr()
         self.actor_optimizer.zero_grad(set_to_none=True)
         denominator = batch.policy_mask[rows].sum()
-        loss, clipped = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        fresh = ((index, part, self._score(part)) for index, part in self._micro(batch, rows))
-        for index, part, scored in fresh if passes is None else ((p.rows, p.part, p.scored) for p in passes):
-            result = core.ppo_clip_loss(
-                target_logprobs=scored.logprobs,
-                behavior_logprobs=part.behavior_logprobs,
-                advantages=advantages[index, : part.policy_mask.shape[1]],
-                policy_mask=part.policy_mask,
-                clip_low=algorithm.clip_low,
-                clip_high=algorithm.clip_high,
-                denominator=denominator,
+        keep = self._selection(batch, rows, before)
+        sums: dict[str, Tensor] = {}
+        outputs: Iterator[tuple[list[int], TokenLogprobs]]
+        if passes is None:
+            outputs = ((index, self._score(part)) for index, part in self._micro(batch, rows))
+        else:
+            outputs = ((p.rows, p.scored) for p in passes)
+        place = {row: i for i, row in enumerate(rows)}
+        for index, scored in outputs:
+            kept = None if keep is None else keep[[place[row] for row in index]]
+            loss, metrics = self.objective.loss(
+                batch, index, scored.logprobs, advantages, denominator=denominator, keep=kept
             )
-            result.loss.backward()
-            loss, clipped = loss + result.loss.detach(), clipped + result.clip_fraction
-        norm = self._clipped_norm("actor", self.actor)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for name, value in ({"loss": loss.detach()} | metrics).items():
+                sums[name] = sums[name] + value if name in sums else value
+        sums["grad_norm"] = self._clipped_norm("actor", self.actor)
         self.actor_optimizer.step()
-        return {"actor/loss": loss, "actor/clip_fraction": clipped, "actor/grad_norm": norm}
+        was_reset = self.objective.end(sums["active_fraction"])
+        if self.objective.average is not None:
+            sums["average_reset"] = torch.tensor(float(was_reset), device=self.device)
+        return {f"actor/{name}": value for name, value in sums.items()}
 
-    def _no_actor_step(self) -> dict[str, Tensor]:
-        return dict.fromkeys(("actor/loss", "actor/clip_fraction", "actor/grad_norm"), torch.zeros(()))
+    def _selection(self, batch: Batch, rows: list[int], before: Evaluation) -> Tensor | None:
+        """``[b, L-1]`` tokens of a minibatch that a rule which looks at all of them keeps; None for the other rules."""
+        if not self.objective.options.whole_minibatch:
+            return None
+        is_first = self.config.optim.minibatches == 1
+        logprobs = before.target_logprobs[rows] if is_first else self.score(self.actor, batch.rows(rows))
+        full = torch.full((len(rows), batch.policy_mask.shape[1]), float("nan"), device=self.device)
+        full[:, : logprobs.shape[1]] = logprobs
+        return self.objective.select(batch, rows, full)
 
-    def _actor_lr(self) -> float:
+    def _set_actor_lr(self, ess: Tensor) -> Tensor:
+        """Give the actor's optimiser the rate of this step; 0 while the critic warms up."""
         optim = self.config.optim
-        actor_step = self.version - optim.critic_warmup_steps + 1
-        return optim.actor_lr * min(1.0, actor_step / max(1, optim.lr_warmup_steps))
+        if self.warmup_ended is None:
+            return torch.zeros((), device=self.device)
+        actor_step = self.version - self.warmup_ended + 1
+        lr = optim.actor_lr * min(1.0, actor_step / max(1, optim.lr_warmup_steps))
+        if optim.lr_reference_staleness:
+            staleness = self.config.schedule.max_staleness
+            lr = staleness_scaled_lr(lr, staleness=staleness, reference=optim.lr_reference_staleness)
+        rate = torch.tensor(lr, dtype=torch.float64, device=self.device)
+        if optim.lr_ess_scaling:
+            rate = ess_scaled_lr(lr, ess.double())
+        for group in self.actor_optimizer.param_groups:
+            group["lr"] = float(rate)
+        return rate
 
     def _micro(self, batch: Batch, rows: range | list[int]) -> Iterator[tuple[list[int], Batch]]:
         """Micro-batches of the given rows: (their indices in ``batch``, their tensors)."""
@@ -283,55 +362,32 @@ class Learner:
                 "sampled, do not recompute them"
             )
 
-    def _batch_metrics(self, batch: Batch, before: Evaluation, estimate: core.ValueTargets) -> dict[str, Tensor]:
+    def _batch_metrics(self, batch: Batch, before: Evaluation, estimate: Estimates) -> dict[str, Tensor]:
         algorithm = self.config.algorithm
         mask = batch.policy_mask
         ratios: dict[str, Any] = {
             "behavior_logprobs": batch.behavior_logprobs,
             "target_logprobs": before.target_logprobs,
+            "policy_mask": mask,
+            "c_clip": algorithm.c_clip,
+            "gamma": algorithm.gamma,
+            "lam": algorithm.lam,
         }
-        weights = core.window_weights(
-            **ratios,
-            policy_mask=mask,
-            window=algorithm.window,
-            c_clip=algorithm.c_clip,
-            gamma=algorithm.gamma,
-            lam=algorithm.lam,
-        )
+        windows = estimate.windows
+        if not isinstance(windows, int):
+            chosen = windows.expand_as(mask) if windows.dim() == 0 else windows
+            window_metrics = {"window/mean": chosen[mask].double().mean(), "window/max": chosen[mask].max()}
+        else:
+            window_metrics = {}
         return {
-            **diagnostics.ratio_statistics(
-                **ratios, policy_mask=mask, c_clip=algorithm.c_clip, gamma=algorithm.gamma, lam=algorithm.lam
-            ),
+            **diagnostics.ratio_statistics(**ratios),
             **diagnostics.target_statistics(
                 values=before.values, targets=estimate.targets, advantages=estimate.advantages, policy_mask=mask
             ),
-            **diagnostics.window_weight_statistics(window_weights=weights, policy_mask=mask),
+            **diagnostics.window_weight_statistics(
+                window_weights=core.window_weights(**ratios, window=windows), policy_mask=mask
+            ),
+            **window_metrics,
             **diagnostics.staleness_statistics(versions=batch.versions, policy_mask=mask, current_version=self.version),
             "entropy/mean": before.entropies[mask].mean(),
         }
-
-
-def value_targets(algorithm: AlgorithmConfig, batch: Batch, before: Evaluation) -> core.ValueTargets:
-    """The configured regression target and advantage, ``[B, L-1]`` each, zero outside ``policy_mask``."""
-    common: dict[str, Any] = {
-        "values": before.values,
-        "rewards": batch.rewards,
-        "policy_mask": batch.policy_mask,
-        "gamma": algorithm.gamma,
-        "bootstrap_values": before.bootstrap_values,
-    }
-    if algorithm.value_target == "monte_carlo":
-        return core.monte_carlo_targets(**common)
-    if algorithm.value_target == "gae":
-        return core.gae_targets(**common, lam=algorithm.lam)
-    common |= {
-        "behavior_logprobs": batch.behavior_logprobs,
-        "target_logprobs": before.target_logprobs,
-        "rho_clip": algorithm.rho_clip,
-        "c_clip": algorithm.c_clip,
-        "lam": algorithm.lam,
-    }
-    if algorithm.value_target == "vtrace":
-        return core.vtrace_targets(**common)
-    estimator = core.brace_targets if algorithm.value_target == "brace" else core.capped_targets
-    return estimator(**common, window=algorithm.window)

@@ -31,6 +31,7 @@ from statistics import fmean, pstdev
 from types import FrameType
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from brace_rl.config import Config
@@ -47,6 +48,10 @@ from brace_rl.training.rollout_log import rollout_records
 from brace_rl.training.run_files import RunWriter, sample_record
 from brace_rl.training.staleness import StalenessController
 from brace_rl.training.types import RolloutGroup, RolloutRequest, SamplingParams, Trajectory, derive_seed
+
+
+SNAPSHOTS, ACTOR_RULE = "snapshots", "actor_rule"
+"""Prefixes of a checkpoint's tensors: the ring of past weights, and what the actor's rule remembers."""
 
 
 class _Stopped(KeyboardInterrupt):
@@ -137,11 +142,10 @@ class Trainer:
             actor=self.learner.actor,
             tokenizer=self.tokenizer,
             critic=self.learner.critic,
-            optimizers={"actor": self.learner.actor_optimizer, "critic": self.learner.critic_optimizer},
-            tensors=self.snapshots.tensors() if self.config.schedule.mode == "lag" else {},
+            optimizers=self.learner.optimizers,
+            tensors=self._tensors(),
             state={
-                "version": self.learner.version,
-                "moved_version": self.learner.moved_version,
+                "learner": self.learner.counters(),
                 "next_index": self.next_index,
                 "staleness": self.staleness.state_dict(),
                 "evaluations": self.evaluations,
@@ -152,16 +156,20 @@ class Trainer:
         self._saved_version = self.learner.version
         return path
 
+    def _tensors(self) -> dict[str, Tensor]:
+        snapshots = self.snapshots.tensors() if self.config.schedule.mode == "lag" else {}
+        parts = {SNAPSHOTS: snapshots, ACTOR_RULE: self.learner.tensors}
+        return {f"{part}.{name}": x for part, tensors in parts.items() for name, x in tensors.items()}
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint whose models the learner has loaded: unanswered prompts are issued again."""
-        self.learner.version = int(checkpoint.state["version"])
-        self.learner.moved_version = int(checkpoint.state["moved_version"])
-        self.learner.apply_settings()
+        tensors = {name: named(checkpoint.tensors, name) for name in (SNAPSHOTS, ACTOR_RULE)}
+        self.learner.restore(checkpoint.state["learner"], tensors[ACTOR_RULE])
         self._saved_version = self.learner.version
         self.next_index = int(checkpoint.state["next_index"])
         self.evaluations = checkpoint.state["evaluations"]
         self.staleness.load_state_dict(checkpoint.state["staleness"], checkpoint.groups)
-        self.snapshots.load_tensors(checkpoint.tensors)
+        self.snapshots.load_tensors(tensors[SNAPSHOTS])
         self._publish(force=True)
         self.backend.submit([self._request(index) for index in self.staleness.unanswered])
 
@@ -170,6 +178,11 @@ class Trainer:
         with self.clock("wait_rollouts"):
             groups = self._next_batch()
         trajectories = [t for group in groups for t in group.trajectories]
+        if all(t.excluded for t in trajectories):
+            raise BraceError(
+                f"step {self.learner.version + 1}: none of its {len(trajectories)} responses could be judged; see that "
+                f"the judge answers, then resume the run"
+            )
         with self.clock("batch"):
             batch = collate(trajectories, pad_token_id=int(self.tokenizer.pad_token_id), device=self.learner.device)
         metrics = self.learner.update(batch)
@@ -293,21 +306,29 @@ class Trainer:
                 signal.signal(number, handler)
 
 
+def named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix`` and a dot, without it."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): x for name, x in tensors.items() if name.startswith(start)}
+
+
 def response_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """Figures about the responses of one step."""
-    rewards = [t.reward for t in trajectories]
+    """Figures about the responses of one step; rewards, successes and the task's figures are of those judged."""
+    judged = [t for t in trajectories if not t.excluded]
+    rewards = [t.reward for t in judged]
     lengths = [len(t.response_ids) for t in trajectories]
     metrics = {
         "reward/mean": fmean(rewards),
         "reward/std": pstdev(rewards),
-        "success/train": fmean(t.success for t in trajectories),
+        "success/train": fmean(t.success for t in judged),
         "response/length_mean": fmean(lengths),
         "response/length_max": float(max(lengths)),
         "response/truncated": fmean(t.truncated for t in trajectories),
+        "response/excluded": fmean(t.excluded for t in trajectories),
         "response/turns": fmean(t.turns for t in trajectories),
         "tokens/step": float(sum(len(t.prompt_ids) for t in trajectories) + sum(lengths)),
         "tokens/response": float(sum(lengths)),
         "tokens/policy": float(sum(sum(t.policy_mask) for t in trajectories)),
     }
-    names = sorted({name for t in trajectories for name in t.info})
-    return metrics | {f"task/{name}": fmean(t.info.get(name, 0.0) for t in trajectories) for name in names}
+    names = sorted({name for t in judged for name in t.info})
+    return metrics | {f"task/{name}": fmean(t.info.get(name, 0.0) for t in judged) for name in names}

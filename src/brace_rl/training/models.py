@@ -33,6 +33,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_POSITIONS = 4096
 """Longest sequence, prompt and response together, of a model started from random weights."""
 
+_ATTENTION = re.compile(r"\b(self_attn|attention|attn)\b")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 # A model's own files sit at the top of its repository; `consolidated` repeats the weights in another layout.
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
@@ -206,6 +207,21 @@ class Critic(nn.Module):
         backbone.zero_grad(set_to_none=True)
         critic = cls(backbone, actor.config.get_text_config().hidden_size)
         return critic.to(actor.device).train(actor.training)
+
+    def freeze_attention(self) -> None:
+        """Take the backbone's attention layers out of training (SAO, arXiv 2607.07508).
+
+        Raises:
+            ModelError: no module of the backbone is named like one.
+        """
+        frozen = [x for name, x in self.backbone.named_parameters() if _ATTENTION.search(name)]
+        if not frozen:
+            raise ModelError(
+                f"{type(self.backbone).__name__}: no parameter is named like an attention layer's; set "
+                "optim.freeze_critic_attention to false"
+            )
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Values of the states a sequence passes through.

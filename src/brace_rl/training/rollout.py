@@ -9,18 +9,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from brace_rl.config import Config
 from brace_rl.errors import DataError
 from brace_rl.tasks.base import Environment, Problem, StepResult, Task
 from brace_rl.training.engines.base import Engine
+from brace_rl.training.environments import EnvironmentRunner
+from brace_rl.training.observations import observation_ids
 from brace_rl.training.types import (
     NOT_A_POLICY_TOKEN,
     Generation,
@@ -57,6 +57,8 @@ class _Episode:
     seed: int
     max_response_tokens: int
     environment: Environment | None = None
+    counted: dict[str, float] = field(default_factory=dict)
+    """What the driver adds to the environment's figures."""
 
     @property
     def tokens_left(self) -> int:
@@ -75,13 +77,18 @@ class RolloutDriver:
 
     * when the environment says so;
     * at the length limit, which observations count towards: in the middle of a turn, after a turn that fills it, or
-      before an observation that would leave no room for another policy token (it is left out). ``truncated`` is True
-      and no reward is added;
+      before an observation that would leave no room for another policy token (it is left out, and
+      ``info["observation_too_long"]`` is 1). ``truncated`` is True and no reward is added;
     * when the environment raises: reward 0, no success, ``info = {"environment_error": 1.0}``, logged once per problem.
-      A run survives a broken problem.
+      A run survives a broken problem. A reward that is not finite is an error of the run.
 
-    Results depend on the requests and the engine's steps alone: environments run concurrently, but their answers are
-    taken in the order the responses were submitted. Calls come from one thread, in which no event loop is running.
+    Observations longer than the task's ``max_observation_tokens`` are cut (``info["observation_cut"]`` counts them). An
+    episode the environment excludes has no policy tokens and reward 0.
+
+    The engine goes on while environments wait. Turns of environments that need not wait are answered in the step that
+    finished them, in the order the responses were submitted, so results depend on the requests and the engine's steps
+    alone; with environments that do wait, which turns are decoded together depends on time. Calls come from one
+    thread, in which no event loop is running.
 
     Args:
         max_prompt_tokens: longer prompts are refused.
@@ -101,15 +108,12 @@ class RolloutDriver:
         self._task = task
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
-        self._environment_timeout_s = environment_timeout_s
         self._stop_token_ids = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         self._episodes: dict[str, _Episode] = {}
         self._sessions = 0
         self._unfinished = 0
         self._failed_problems: set[str] = set()
-        # One loop for all steps: an environment may keep a client between its turns, and clients belong to a loop.
-        self._event_loop = asyncio.new_event_loop()
-        weakref.finalize(self, self._event_loop.close)
+        self._environments = EnvironmentRunner(environment_timeout_s)
 
     @property
     def unfinished(self) -> int:
@@ -133,25 +137,33 @@ class RolloutDriver:
         self._unfinished += len(requests)
 
     def advance(self) -> list[RolloutGroup]:
-        """One engine step and what follows from it; returns the prompts it completed, possibly none."""
+        """One engine step and what follows from it; returns the prompts it completed, possibly none.
+
+        With nothing for the engine to do, waits a moment for the environments.
+
+        Raises:
+            DataError: an environment gave a reward that is not finite.
+        """
         if not self._episodes:
             return []
         finished = {generation.session: generation for generation in self._engine.step()}
-        # In order of submission, whatever the engine's order: the next turns are queued in this order.
-        episodes = [episode for session, episode in self._episodes.items() if session in finished]
-        acting: list[tuple[_Episode, str]] = []
         ended: list[_Episode] = []
-        for episode in episodes:
-            generation = finished[episode.session]
+        # In order of submission, whatever the engine's order: the next turns are queued in this order.
+        for session, episode in self._episodes.items():
+            if session not in finished:
+                continue
+            generation = finished[session]
             _append_turn(episode.trajectory, generation)
             if generation.finish_reason == "stop":
-                acting.append((episode, self._action_text(generation.token_ids)))
+                self._environments.start(session, self._answer(episode, self._action_text(generation.token_ids)))
             else:
                 episode.trajectory.truncated = True
                 ended.append(episode)
+        answers = self._environments.finished(wait=not (self._engine.unfinished or ended))
         going_on: list[_Episode] = []
-        for (episode, _), result in zip(acting, self._step_environments(acting), strict=True):
-            (going_on if self._apply(episode, result) else ended).append(episode)
+        for session, episode in self._episodes.items():
+            if session in answers:
+                (going_on if self._apply(episode, answers[session]) else ended).append(episode)
         if going_on:
             self._engine.submit([self._turn(episode) for episode in going_on])
         return self._finish(ended)
@@ -162,8 +174,10 @@ class RolloutDriver:
 
     def abandon(self) -> None:
         """Forget every unfinished prompt; turns the engine still returns for them are ignored."""
-        for session in self._episodes:
+        self._environments.cancel()
+        for session, episode in self._episodes.items():
             self._engine.release(session)
+            _close(episode)
         self._episodes.clear()
         self._unfinished = 0
 
@@ -211,26 +225,10 @@ class RolloutDriver:
             stop_token_ids=self._stop_token_ids,
         )
 
-    def _step_environments(self, acting: Sequence[tuple[_Episode, str]]) -> list[StepResult | Exception]:
-        """Answers of the environments to the finished turns, all awaited together, in the order given."""
-        if not acting:
-            return []
-
-        async def step_all() -> list[StepResult | Exception]:
-            return await asyncio.gather(*(self._step_environment(episode, action) for episode, action in acting))
-
-        return self._event_loop.run_until_complete(step_all())
-
-    async def _step_environment(self, episode: _Episode, action: str) -> StepResult | Exception:
-        try:
-            if episode.environment is None:
-                episode.environment = self._task.environment(episode.group.request.problem)
-            result = await asyncio.wait_for(episode.environment.step(action), self._environment_timeout_s)
-            if not math.isfinite(result.reward):
-                raise ValueError(f"the environment's reward is {result.reward}")
-        except Exception as error:
-            return error
-        return result
+    async def _answer(self, episode: _Episode, action: str) -> StepResult:
+        if episode.environment is None:
+            episode.environment = self._task.environment(episode.group.request.problem)
+        return await episode.environment.step(action)
 
     def _action_text(self, token_ids: Sequence[int]) -> str:
         if token_ids[-1] in self._stop_token_ids:
@@ -245,16 +243,37 @@ class RolloutDriver:
             trajectory.rewards = [0.0] * len(trajectory.rewards)
             trajectory.info = {"environment_error": 1.0}
             return False
+        if not math.isfinite(result.reward):
+            raise DataError(
+                f"problem {trajectory.problem_id}: its environment gave the reward {result.reward}; mend the task's "
+                f"scoring or drop the problem"
+            )
         trajectory.rewards[-1] += result.reward
+        goes_on = not result.done and self._observe(episode, result)
+        if result.info or episode.counted:
+            trajectory.info = {**trajectory.info, **result.info, **episode.counted}
         if result.done:
             trajectory.success = result.success
-            trajectory.info = dict(result.info)
-            return False
-        observation = self._tokenizer.encode(result.observation, add_special_tokens=False)
-        if len(observation) >= episode.tokens_left:
+            if result.excluded:
+                _exclude(trajectory)
+        return goes_on
+
+    def _observe(self, episode: _Episode, result: StepResult) -> bool:
+        """Insert the observation; False, with the response truncated, where it leaves no room for another token."""
+        trajectory = episode.trajectory
+        token_ids, was_cut = observation_ids(
+            result,
+            self._tokenizer,
+            last_token=trajectory.response_ids[-1],
+            most_tokens=self._task.max_observation_tokens,
+        )
+        if was_cut:
+            episode.counted["observation_cut"] = episode.counted.get("observation_cut", 0.0) + 1.0
+        if len(token_ids) >= episode.tokens_left:
+            episode.counted["observation_too_long"] = float(bool(token_ids))
             trajectory.truncated = True
             return False
-        _append_observation(trajectory, observation)
+        _append_observation(trajectory, token_ids)
         return True
 
     def _log_failure(self, problem_id: str, error: Exception) -> None:
@@ -267,11 +286,22 @@ class RolloutDriver:
         for episode in episodes:
             del self._episodes[episode.session]
             self._engine.release(episode.session)
+            _close(episode)
             episode.group.remaining -= 1
             if episode.group.remaining == 0:
                 self._unfinished -= 1
                 groups.append(RolloutGroup(episode.group.request, episode.group.trajectories))
         return groups
+
+
+def _close(episode: _Episode) -> None:
+    if episode.environment is not None:
+        try:
+            episode.environment.close()
+        except Exception as error:
+            problem = episode.trajectory.problem_id
+            logger.warning("problem %s: its environment could not be closed", problem, exc_info=error)
+        episode.environment = None
 
 
 def _append_turn(trajectory: Trajectory, generation: Generation) -> None:
@@ -304,6 +334,20 @@ def _append_observation(trajectory: Trajectory, token_ids: Sequence[int]) -> Non
     trajectory.rewards += [0.0] * count
     if trajectory.kept_ids is not None:
         trajectory.kept_ids += [[] for _ in token_ids]
+
+
+def _exclude(trajectory: Trajectory) -> None:
+    """Take a response out of training and of every mean: it keeps its tokens, none of them the policy's."""
+    trajectory.excluded = True
+    trajectory.success = False
+    count = len(trajectory.response_ids)
+    trajectory.policy_mask = [False] * count
+    trajectory.behavior_logprobs = [0.0] * count
+    trajectory.behavior_entropies = [0.0] * count
+    trajectory.versions = [NOT_A_POLICY_TOKEN] * count
+    trajectory.rewards = [0.0] * count
+    if trajectory.kept_ids is not None:
+        trajectory.kept_ids = [[] for _ in trajectory.response_ids]
 
 
 class DriverFactory(Protocol):

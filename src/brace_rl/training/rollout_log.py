@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from brace_rl.training.learner import Evaluation
+from brace_rl.training.estimates import Evaluation
 from brace_rl.training.types import Trajectory
 
 DIGITS = 6
@@ -21,7 +21,7 @@ def rollout_records(
 
     Args:
         trajectories: the first rows of the batch, in its order.
-        evaluation: policy and critic before the update, of the whole batch.
+        evaluation: policy and critic (without one, the group's baseline) before the update, of the whole batch.
         step: the trainer step that consumed them.
         version: of the weights that ``evaluation`` was made with.
 

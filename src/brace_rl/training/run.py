@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from brace_rl.config import Config, ModelConfig, TaskConfig, load_resolved_config
+from brace_rl.config import Config, ModelConfig, load_resolved_config
 from brace_rl.errors import BraceError, ConfigError, DataError
 from brace_rl.files import write_json_atomic
 from brace_rl.report import read_run, write_report
@@ -49,7 +49,6 @@ INITIAL_MODEL = "initial"
 
 
 FIXED_SETTINGS = (
-    *(f"task.{name}" for name in TaskConfig.model_fields if not name.startswith("eval_")),
     *(f"model.{name}" for name in ModelConfig.model_fields if name != "device"),
     "rollout.prompts_per_step",
     "rollout.samples_per_prompt",
@@ -62,7 +61,7 @@ FIXED_SETTINGS = (
     "run.seed",
 )
 """What a checkpoint was made with and a resumed run must keep: weights, snapshots, buffered answers and the ledger of
-prompts mean something else under another value."""
+prompts mean something else under another value. The same holds of the task's settings but for its evaluation."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,7 @@ def check(config: Config) -> dict[str, str]:
         "longest prompt": f"{_check_prompts(config, task, tokenizer)} tokens",
         "schedule": f"{config.schedule.mode}, S = {config.schedule.max_staleness}",
         "value target": f"{config.algorithm.value_target}, window {config.algorithm.window}",
+        "actor": f"rule {config.actor.rule}, advantage {config.algorithm.advantage}",
     }
 
 
@@ -132,7 +132,7 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
         )
         if loaded is None:
             _warm_start(config, task, actor, tokenizer, run_dir, progress)
-        learner = Learner(actor, Critic.from_actor(actor), config) if loaded is None else loaded[0]
+        learner = _new_learner(config, actor) if loaded is None else loaded[0]
         backend = _backend(config, run_dir, actor)
         stack.callback(backend.close)
         trainer = Trainer(
@@ -163,9 +163,13 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
 
 def _load_learner(path: Path, config: Config, actor: PreTrainedModel) -> tuple[Learner, Checkpoint]:
     """The learner as it was, and the rest of the checkpoint."""
-    learner = Learner(actor, Critic.from_actor(actor), config)
-    optimizers = {"actor": learner.actor_optimizer, "critic": learner.critic_optimizer}
-    return learner, load_checkpoint(path, actor=actor, critic=learner.critic, optimizers=optimizers)
+    learner = _new_learner(config, actor)
+    return learner, load_checkpoint(path, actor=actor, critic=learner.critic, optimizers=learner.optimizers)
+
+
+def _new_learner(config: Config, actor: PreTrainedModel) -> Learner:
+    has_critic = config.algorithm.value_target != "none"
+    return Learner(actor, Critic.from_actor(actor) if has_critic else None, config)
 
 
 def _check_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -225,7 +229,8 @@ def _checkpoint_to_resume(config: Config, run_dir: Path) -> Path:
     if checkpoint is None:
         raise BraceError(f"{run_dir}: holds no complete checkpoint to resume from; start the recipe again")
     before, now = load_resolved_config(run_dir).model_dump(), config.model_dump()
-    for section, name in (key.split(".") for key in FIXED_SETTINGS):
+    task_settings = [f"task.{name}" for name in now["task"] if not name.startswith("eval_")]
+    for section, name in (key.split(".") for key in ("task.name", *task_settings, *FIXED_SETTINGS)):
         if before[section][name] != now[section][name]:
             raise ConfigError(
                 f"{section}.{name}: {run_dir} was started with {before[section][name]!r}, which a resumed run cannot "

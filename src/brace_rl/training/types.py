@@ -121,6 +121,7 @@ class Trajectory:
         truncated: cut at the length limit; not a termination the environment decided.
         success: what the task counts as solved.
         info: figures the environment reports (turns, tool errors, ...), averaged into the metrics.
+        excluded: the environment could not judge it: no token is the policy's, and it counts in no mean.
     """
 
     request_index: int
@@ -138,6 +139,7 @@ class Trajectory:
     success: bool = False
     turns: int = 0
     info: Mapping[str, float] = field(default_factory=dict)
+    excluded: bool = False
 
     @property
     def reward(self) -> float:

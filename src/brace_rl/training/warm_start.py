@@ -38,7 +38,7 @@ def warm_start(
     optimizer = torch.optim.AdamW(
         actor.parameters(), lr=settings.lr, betas=config.optim.betas, weight_decay=config.optim.weight_decay
     )
-    transcripts = task.demonstrations(derive_seed(config.run.seed, "demonstrations"))
+    transcripts = task.demonstrations(derive_seed(config.run.seed, "demonstrations"), mistakes=settings.mistakes)
     for step in range(settings.steps):
         rows = [_tokenize(t, task, tokenizer) for t in islice(transcripts, settings.batch_size)]
         input_ids, attention_mask, labels = (t.to(actor.device) for t in _pad(rows, int(tokenizer.pad_token_id)))
