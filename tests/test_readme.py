@@ -111,7 +111,7 @@ def test_every_brace_command_runs(tmp_path):
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         ran.append(command)
-    assert len(ran) == 10
+    assert len(ran) == 11
     assert (tmp_path / "mine.png").stat().st_size > 0
 
 

@@ -22,8 +22,8 @@ Scorer = Callable[[PreTrainedModel, Batch], Tensor]
 class ActorObjective:
     """Makes the loss of a micro-batch under ``actor.rule``.
 
-    Call :meth:`begin` once per batch, :meth:`select` once per minibatch, then :meth:`loss` for each of its micro-batches and
-    :meth:`end` after the optimiser step.
+    Call :meth:`begin` once per batch (once per minibatch, where there is a weight average), :meth:`select` once per
+    minibatch, then :meth:`loss` for each of its micro-batches and :meth:`end` after the optimiser step.
 
     Attributes:
         average: the weight average of PPO-EWMA; None for the other rules.
@@ -43,7 +43,7 @@ class ActorObjective:
         self._lag: Tensor | None = None
 
     def begin(self, batch: Batch, before: Evaluation, *, version: int, score: Scorer) -> None:
-        """Fix, before the first optimiser step on ``batch``, what does not change during it.
+        """Fix what optimiser steps on ``batch`` do not change, or not before the next one.
 
         Args:
             version: of the weights that ``before`` was made with.

@@ -140,6 +140,9 @@ class Learner:
         sums: list[dict[str, Tensor]] = []
         with self.clock("update"):
             for rows in parts:
+                if sums and self.objective.average is not None and not self.warming_up:
+                    # The average has moved on with the minibatch before.
+                    self.objective.begin(batch, before, version=self.version, score=self.score)
                 sums.append(self._critic_steps(batch, rows, before.values, estimate.targets, passes))
                 if not self.warming_up:
                     sums[-1] |= self._actor_step(batch, rows, advantages, before, passes)
