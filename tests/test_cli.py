@@ -206,12 +206,21 @@ def test_train_help_names_every_setting_with_its_meaning_and_default(brace):
             assert f"--{section}.{name} " in flat
             opening = " ".join(setting.description.split()[:2])
             assert flat.partition(f"--{section}.{name} ")[2].startswith(opening), name
-    assert "--algorithm.window k: policy tokens corrected before the Monte-Carlo tail [default: 100]" in flat
-    assert "[default: brace; or capped, vtrace, gae, monte_carlo]" in flat
+    assert "gsm8k_tool Word problems" in flat
+    assert "from the ratios ahead of each token [default: 100]" in flat
+    assert "icepop Weight inside a band" in flat
+    assert "[default: brace; or capped, vtrace, gae, monte_carlo, none]" in flat
     assert (result.code, result.err) == (0, "")
 
 
-@pytest.mark.parametrize("command", [(), ("train",), ("report",), ("bench",), ("import-gguf",)])
+def test_train_help_shows_the_settings_of_the_family_that_is_named(brace):
+    result = brace("train", "--task.name", "gsm8k_tool", "--help")
+    assert result.code == 0
+    assert "--task.python_tool" in result.out
+    assert "--task.operands" not in result.out
+
+
+@pytest.mark.parametrize("command", [(), ("train",), ("eval",), ("report",), ("bench",), ("import-gguf",)])
 def test_help_fits_eighty_columns(command, brace, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = brace(*command, "--help").out.splitlines()
@@ -278,7 +287,7 @@ def test_a_command_line_that_cannot_be_understood_is_one_line(words, message, br
     [
         ("algorithm.windw", "3", r"algorithm\.windw: no such setting; did you mean algorithm\.window\?"),
         ("algoritm.window", "3", r"--algoritm\.window: no such setting"),
-        ("algorithm.window", "-1", r"algorithm\.window: .*greater than or equal to 0"),
+        ("algorithm.window", "-1", r"algorithm\.window: .*whole number from 0"),
         ("algorithm.value_target", "best", r"algorithm\.value_target: .*'brace'"),
         ("schedule.max_staleness", "1", r"schedule\.max_staleness: .*staleness 0"),
         ("run.name", "a/b", r"run\.name: 'a/b' must be a plain folder name"),

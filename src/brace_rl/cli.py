@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import click
+from pydantic.fields import FieldInfo
 
 from brace_rl import __version__
-from brace_rl.config import DEFAULT_TASK, Config, load_config, load_resolved_config, section_class
+from brace_rl.actor.options import RULE_OPTIONS
+from brace_rl.compare.command import compare_command
+from brace_rl.config import DEFAULT_RULE, Config, load_config, load_resolved_config, section_class
 from brace_rl.diagnose.command import diagnose_command
 from brace_rl.errors import BraceError
+from brace_rl.evaluation.command import eval_command
 from brace_rl.files import is_disk_full, write_json_atomic
 from brace_rl.methods import described, method_settings
-from brace_rl.evaluation.command import eval_command
 from brace_rl.oracle.command import oracle_command
 from brace_rl.overrides import split_overrides
-from brace_rl.tasks.registry import FAMILIES, settings_class
 from brace_rl.probe.command import probe_command
+from brace_rl.tasks.registry import DEFAULT_TASK, FAMILIES, settings_class
 
 BAD_INPUT = 2
 """Exit code for anything the user can mend."""
@@ -35,6 +38,7 @@ INTERRUPTED = 130
 @click.pass_context
 def brace(context: click.Context) -> None:
     """BRACE: asynchronous PPO for language models whose critic is corrected for staleness."""
+    _quiet_libraries()
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -48,12 +52,16 @@ class TrainCommand(click.Command):
         return super().parse_args(ctx, rest)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One line per setting: key, default, meaning. [task] shows the family ``--task.name`` names."""
-        family = (ctx.obj or {}).get("task.name", DEFAULT_TASK)
+        """One line per setting: key, default, meaning; those of the family and the rule that the options name."""
+        given = ctx.obj or {}
+        named = {
+            "task": {"name": given.get("task.name", DEFAULT_TASK)},
+            "actor": {"rule": given.get("actor.rule", DEFAULT_RULE)},
+        }
         for section in Config.model_fields:
-            model = section_class(section, {"task": {"name": family}})
+            model = section_class(section, named)
             rows = [
-                (f"--{section}.{name}", f"{setting.description} [{_choices(setting.annotation, setting.default)}]")
+                (f"--{section}.{name}", f"{setting.description} [{_choices(setting)}]")
                 for name, setting in model.model_fields.items()
             ]
             with formatter.section(f"[{section}]"):
@@ -63,11 +71,16 @@ class TrainCommand(click.Command):
         with formatter.section("Task families (--task.name; name one before --help to see its settings)"):
             docs = [(name, (settings_class(name).__doc__ or "").splitlines()[0]) for name in FAMILIES]
             formatter.write_dl([*docs, ("path/to/file.py:ClassName", "Your own, see docs/tasks.md.")])
+        with formatter.section("Actor rules (--actor.rule; name one before --help to see its settings)"):
+            formatter.write_dl([(name, (rule.__doc__ or "").splitlines()[0]) for name, rule in RULE_OPTIONS.items()])
 
 
-def _choices(annotation: Any, default: Any) -> str:
+def _choices(setting: FieldInfo) -> str:
     """The default, and what else may be chosen where that is a list."""
-    shown = "empty" if default == "" else json.dumps(default).strip('"')
+    if setting.is_required():
+        return "no default: give one"
+    default, annotation = setting.default, setting.annotation
+    shown = "none" if default is None else "empty" if default == "" else json.dumps(default).strip('"')
     others = [choice for choice in get_args(annotation) if get_origin(annotation) is Literal and choice != default]
     return f"default: {shown}; or {', '.join(others)}" if others else f"default: {shown}"
 
@@ -199,6 +212,7 @@ def _quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
+brace.add_command(compare_command)
 brace.add_command(diagnose_command)
 brace.add_command(eval_command)
 brace.add_command(oracle_command)

@@ -25,6 +25,10 @@ from brace_rl.training.models import Critic
 from brace_rl.training.types import derive_seed
 
 
+NO_ACTOR_STEP = ("actor/loss", "actor/clip_fraction", "actor/grad_norm")
+"""Figures that are 0 while the critic warms up, so that every row of the metrics has them."""
+
+
 class Pass(NamedTuple):
     """Actor and critic on one micro-batch, with what a backward pass needs where gradients were on.
 
@@ -144,7 +148,9 @@ class Learner:
                     # The average has moved on with the minibatch before.
                     self.objective.begin(batch, before, version=self.version, score=self.score)
                 sums.append(self._critic_steps(batch, rows, before.values, estimate.targets, passes))
-                if not self.warming_up:
+                if self.warming_up:
+                    sums[-1] |= dict.fromkeys(NO_ACTOR_STEP, torch.zeros((), device=self.device))
+                else:
                     sums[-1] |= self._actor_step(batch, rows, advantages, before, passes)
         for name in sums[0]:
             metrics[name] = torch.stack([s[name] for s in sums]).mean()

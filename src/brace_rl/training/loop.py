@@ -49,7 +49,6 @@ from brace_rl.training.run_files import RunWriter, sample_record
 from brace_rl.training.staleness import StalenessController
 from brace_rl.training.types import RolloutGroup, RolloutRequest, SamplingParams, Trajectory, derive_seed
 
-
 SNAPSHOTS, ACTOR_RULE = "snapshots", "actor_rule"
 """Prefixes of a checkpoint's tensors: the ring of past weights, and what the actor's rule remembers."""
 

@@ -22,8 +22,8 @@ def observation_ids(
 
     Args:
         last_token: the turn's last; the end-of-sequence token is not written again by a chat template.
-        most_tokens: longer observations lose their end, but keep ``observation_end``; 0: no limit. Messages lose the end
-            of the last one's content.
+        most_tokens: longer observations lose their end, but keep ``observation_end``; 0: no limit. Messages lose the
+            end of the last one's content.
 
     Raises:
         ModelError: the observation is messages and the model has no chat template for them.
