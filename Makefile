@@ -8,7 +8,7 @@ SMALL_MODEL := .venv/.smollm2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test lint types unit bench smollm2 clean
+.PHONY: train test lint types unit bench smollm2 agree-torchrl bench-frameworks clean
 
 train: $(STAMP)
 	$(BIN)/brace train recipes/calculator.toml
@@ -32,6 +32,28 @@ smollm2: $(STAMP) $(SMALL_MODEL)
 bench: $(STAMP)
 	$(BIN)/brace bench
 
+# Beside other libraries, in environments of their own: their requirements do not go with ours, nor verl's with TorchRL's.
+agree-torchrl: .venv-torchrl/.installed
+	PYTHONPATH=src .venv-torchrl/bin/python tests/agreement/torchrl_vtrace.py
+
+bench-frameworks: .venv-frameworks/.installed
+	PYTHONPATH=src .venv-frameworks/bin/python tests/agreement/frameworks_speed.py
+
+.venv-torchrl/.installed: constraints.txt
+	$(PYTHON) -m venv .venv-torchrl
+	.venv-torchrl/bin/python -m pip install --quiet --upgrade pip
+	.venv-torchrl/bin/python -m pip install --quiet --constraint constraints.txt torch torchrl==0.14.1
+	touch $@
+
+# verl without what it requires, and then the little that importing its estimators takes.
+.venv-frameworks/.installed: constraints.txt
+	$(PYTHON) -m venv .venv-frameworks
+	.venv-frameworks/bin/python -m pip install --quiet --upgrade pip
+	.venv-frameworks/bin/python -m pip install --quiet torch==2.13.0 torchrl==0.14.1 \
+		'transformers==5.9.0' 'ray>=2.41' hydra-core codetiming
+	.venv-frameworks/bin/python -m pip install --quiet --no-deps verl==0.9.1
+	touch $@
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -44,4 +66,4 @@ $(SMALL_MODEL): $(STAMP)
 	touch $(SMALL_MODEL)
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torchrl .venv-frameworks build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

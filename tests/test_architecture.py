@@ -15,11 +15,13 @@ MAY_IMPORT = {
     "actor": {"core", "section", "errors"},
     "tasks": {"section", "errors", "files"},
     "report": {"errors", "files"},
-    "oracle": {"core", "errors", "files"},
+    "oracle": {"core", "actor", "section", "errors", "files"},
     "diagnose": {"core", "diagnostics", "report", "errors", "files"},
     "training": {"core", "actor", "diagnostics", "tasks", "report", "config", "errors", "files"},
     "probe": {"training", "tasks", "report", "diagnose", "oracle", "config", "errors", "files"},
+    "compare": {"config", "methods", "overrides", "diagnose", "oracle", "report", "errors", "files"},
     "bench": {"core", "training", "tasks", "config", "errors", "files"},
+    "evaluation": {"training", "tasks", "config", "overrides", "errors", "files"},
 }
 """Package -> the other parts of brace_rl it may import."""
 

@@ -1,5 +1,7 @@
 """Configuration: one door, clear errors, nothing heavy imported."""
 
+import json
+import pickle
 import subprocess
 import sys
 
@@ -45,6 +47,46 @@ def test_the_settings_people_can_name_are_these():
         "eval": "every final_problems problems slots",
         "run": "checkpoint_every keep_checkpoints name rollouts_per_step root samples_per_step seed trackers",
     }
+
+
+def test_a_family_has_its_own_settings_and_no_others():
+    overrides = {"task.name": "gsm8k_tool", "task.data": "x.jsonl", "model.path": "m", "task.tool_timeout_s": "2"}
+    config = load_config(None, overrides)
+    assert (type(config.task).__name__, config.task.data, config.task.tool_timeout_s) == ("Gsm8kSettings", "x.jsonl", 2)
+    assert config.model_dump()["task"]["data"] == "x.jsonl"
+    with pytest.raises(ConfigError, match=r"task\.operands: no such setting"):
+        load_config(None, {**overrides, "task.operands": "[2, 3]"})
+
+
+def test_the_family_decides_how_text_is_read_whatever_the_order():
+    overrides = {"task.data": "12", "model.path": "m", "task.name": "gsm8k_tool"}
+    assert load_config(None, overrides).task.data == "12"
+
+
+@pytest.mark.parametrize("name", ["calculator", "gsm8k_tool"])
+def test_the_configuration_of_an_older_run_is_still_read(name, tmp_path):
+    """Runs made when all families shared one table hold every key of it."""
+    task = {
+        "name": name,
+        "data": "x.jsonl" if name == "gsm8k_tool" else "",
+        "eval_data": "",
+        "train_problems": 7,
+        "eval_problems": 5,
+        "eval_split": "test",
+        "operands": [2, 3],
+        "max_number": 20,
+        "max_turns": 4,
+        "operations_per_call": 1,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"task": task, "model": {"path": "m"}}))
+    config = load_resolved_config(tmp_path)
+    assert (config.task.name, config.task.train_problems, config.task.max_turns) == (name, 7, 4)
+    assert load_resolved_config(tmp_path, {"task.eval_problems": "6"}).task.eval_problems == 6
+
+
+def test_a_configuration_survives_pickling():
+    config = load_config(None, {"task.max_turns": "9"})
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_a_recipe_is_read_and_overrides_win(tmp_path):

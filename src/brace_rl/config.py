@@ -19,6 +19,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator, mo
 from brace_rl.actor.options import PPOOptions, RuleOptions, rule_options
 from brace_rl.errors import ConfigError
 from brace_rl.methods import with_method
+from brace_rl.overrides import parse_text
 from brace_rl.section import Section, first_problem
 from brace_rl.tasks.calculator import CalculatorSettings
 from brace_rl.tasks.registry import DEFAULT_TASK, parse_settings, settings_class
@@ -386,14 +387,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def parse_text(text: str) -> Any:
-    """A setting given as text: a TOML value where it parses as one (numbers, booleans, lists), the text itself otherwise."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _known_keys(key: str) -> Sequence[str]:

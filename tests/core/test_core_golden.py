@@ -107,6 +107,18 @@ def test_longer_sequences_agree_with_the_sums(estimator, window, gamma):
         assert torch.allclose(found, torch.tensor(target, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("rho_clip", [0.6, 1.0, float("inf")])
+@pytest.mark.parametrize("window", [0, 4, 1000])
+def test_whatever_the_cap_the_last_residual_of_brace_keeps_weight_one(rho_clip, window):
+    batch = random_batch(3, rows=3, columns=30)
+    names = ("values", "rewards", "policy_mask")
+    log_ratios = (batch["target_logprobs"] - batch["behavior_logprobs"]).tolist()
+    values, rewards, mask = (batch[k].tolist() for k in names)
+    wanted = batch_targets(values, rewards, log_ratios, mask, None, Options("brace", window, rho_clip, 1.1))
+    for found, target in zip(core.brace_targets(**batch, window=window, rho_clip=rho_clip), wanted, strict=True):
+        assert torch.allclose(found, torch.tensor(target, dtype=torch.float64), rtol=0, atol=TOLERANCE)
+
+
 def _golden_ppo_cases() -> list[dict]:
     cases = json.loads((DATA / "actor_losses.json").read_text())["cases"]
     return [case for case in cases if case["rule"] == "ppo"]

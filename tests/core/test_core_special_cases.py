@@ -44,6 +44,35 @@ def test_example_worked_by_hand():
     assert close(weights, torch.tensor([[5 / 4, 1 / 2, 1.0]]), 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "options", "targets", "advantages"),
+    [
+        # s = 1: V_1 + rho_1 delta_1 + c_1 rho_2 delta_2 = 1/4 + 1/4 + 1/2 * 1/4
+        # s = 0: V_0 + rho_0 delta_0 + c_0 rho_1 delta_1 + c_0 c_1 rho_2 delta_2 = 1/2 - 3/8 + 5/4 * 1/4 + 5/8 * 1/4
+        ("vtrace", {"rho_clip": 1.5, "c_clip": 1.25}, [19 / 32, 5 / 8, 1.0], [1 / 8, 3 / 4, 1 / 4]),
+        # s = 0: the product stops after c_0: 1/2 - 3/8 + 5/4 (rho_1 delta_1 + rho_2 delta_2) = 1/8 + 5/4 * 1/2
+        ("capped", {"window": 1, "rho_clip": 1.5, "c_clip": 1.25}, [3 / 4, 5 / 8, 1.0], [1 / 8, 3 / 4, 1 / 4]),
+        # lam = 1/2: V_1 + delta_1 + 1/2 delta_2 = 1/4 + 1/2 + 1/8;  V_0 + delta_0 + 1/2 delta_1 + 1/4 delta_2
+        ("gae", {"lam": 0.5}, [9 / 16, 7 / 8, 1.0], [1 / 16, 5 / 8, 1 / 4]),
+        # gamma = 1/2: the reward, halved for every token before it
+        ("monte_carlo", {"gamma": 0.5}, [1 / 4, 1 / 2, 1.0], [-1 / 4, 1 / 4, 1 / 4]),
+    ],
+)
+def test_the_same_example_worked_by_hand_for_the_others(estimator, options, targets, advantages):
+    """V = (1/2, 1/4, 3/4), R = 1, delta = (-1/4, 1/2, 1/4), rho = (3/2, 1/2, 1), c = (5/4, 1/2, 1) as above."""
+    behavior = torch.full((1, 3), -1.0, dtype=torch.float64)
+    batch = {
+        "values": torch.tensor([[0.5, 0.25, 0.75]], dtype=torch.float64),
+        "rewards": torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64),
+        "behavior_logprobs": behavior,
+        "target_logprobs": behavior + torch.tensor([[2.0, 0.5, 1.0]], dtype=torch.float64).log(),
+        "policy_mask": torch.ones(1, 3, dtype=torch.bool),
+    }
+    got = estimate(estimator, batch, **options)
+    assert close(got.targets, torch.tensor([targets], dtype=torch.float64))
+    assert close(got.advantages, torch.tensor([advantages], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("window", [0, 1, 3, 100])
 def test_on_policy_the_target_is_the_return_at_every_position(window):
     batch = random_batch(0, holes=False)

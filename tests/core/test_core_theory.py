@@ -13,6 +13,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from brace_rl import core
@@ -192,6 +194,23 @@ def test_theta_falls_strictly_once_the_cap_bites(mdp):
     at_root = [mdp.mean_under_mu(core.window_weights(**ratios, window=k, c_clip=1.0))[0] for k in (0, 1, 2, 3)]
     assert theta[1] <= theta[0]
     assert all(later < sooner for sooner, later in pairwise(at_root))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from([0.5, 1.0, 1.1, 3.0, math.inf]),
+    st.sampled_from([1.0, 0.9]),
+    st.sampled_from([1.0, 0.8]),
+)
+def test_theta_starts_at_one_and_never_rises_with_the_window(seed, c_clip, gamma, lam):
+    """At every state, hence also for the largest; for any two policies and any cap."""
+    mdp = TokenMdp(seed)
+    ratios = {k: v for k, v in mdp.batch(torch.zeros(STATES).double()).items() if k not in ("values", "rewards")}
+    options = {"c_clip": c_clip, "gamma": gamma, "lam": lam}
+    means = [mdp.mean_under_mu(core.window_weights(**ratios, window=k, **options)) for k in range(STEPS + 2)]
+    assert close(means[0], torch.ones(STATES).double())
+    assert all(bool((later <= sooner + 1e-12).all()) for sooner, later in pairwise(means))
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -29,7 +29,8 @@ def run(*arguments: str) -> str:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("oracle") / "report"
-    return out, run("chain", "--out", str(out), "--parts", "exact,curves,map", *QUICK, *METHODS, *MAP)
+    parts = "exact,pairs,curves,map"
+    return out, run("chain", "--out", str(out), "--parts", parts, "--after", "3", *QUICK, *METHODS, *MAP)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -40,9 +41,11 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_every_part_leaves_data_tables_and_figures_and_nothing_half_written(report: tuple[Path, str]) -> None:
     names = {path.name for path in report[0].iterdir()}
     figures = ["moments", "fixed_points", "offset", "curves", "map_brace4_uncapped", "map_path1_uncapped"]
-    data = {f"{name}.json" for name in ("exact", "curves", "map")}
-    tables = {f"{name}.csv" for name in ("targets", "fixed_points", "offset", "curves", "seeds", "map")}
-    assert names == data | tables | {f"{name}.{kind}" for name in figures for kind in ("png", "svg")}
+    data = {f"{name}.json" for name in ("exact", "pairs", "curves", "map")}
+    names_of_tables = ("targets", "fixed_points", "offset", "pairs", "curves", "seeds", "summary", "map")
+    tables = {f"{name}.csv" for name in names_of_tables}
+    read = {"summary.md", "pairs.md", "map.md", "cells"}
+    assert names == data | tables | read | {f"{name}.{kind}" for name in figures for kind in ("png", "svg")}
     assert (report[0] / "moments.png").read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (report[0] / "curves.svg").read_text(encoding="utf-8")
 
@@ -59,6 +62,55 @@ def test_tables_and_json_hold_the_same_figures(report: tuple[Path, str]) -> None
     assert len(learnt["curves"]) == 8
     assert len(rows(out / "seeds.csv")) == 8 * 2
     assert len(rows(out / "map.csv")) == 2 * 2 * 2 * 3
+
+
+def test_summary_holds_means_intervals_gains_over_monte_carlo_and_stuck_seeds(report: tuple[Path, str]) -> None:
+    seeds = rows(report[0] / "seeds.csv")
+
+    def of(method: str, figure: str) -> list[float]:
+        return [float(row[figure]) for row in seeds if row["method"] == method and row["lag"] == "2"]
+
+    found = {row["method"]: row for row in rows(report[0] / "summary.csv") if row["lag"] == "2"}
+    brace, mc = of("brace:4", "final"), of("mc", "final")
+    assert float(found["brace:4"]["final_gain"]) == pytest.approx(sum(brace) / 2 - sum(mc) / 2)
+    half = 12.706 * abs((brace[0] - mc[0]) - (brace[1] - mc[1])) / 2  # t(1) sd / sqrt(2)
+    assert float(found["brace:4"]["final_gain_half_width"]) == pytest.approx(half, rel=1e-3)
+    assert float(found["mc"]["area_gain"]) == 0.0
+    assert found["mc"]["seeds_stuck"] == str(sum(end < 0.06 for end in mc))
+    text = (report[0] / "summary.md").read_text(encoding="utf-8")
+    assert f" | {float(found['mc']['area']):.3f} ±" in text
+    area, gain = (float(found["brace:4"][name]) for name in ("area", "area_gain"))
+    assert f"{area:.3f} (" in text
+    assert f"{gain:+.3f} ±" in text
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped_and_ends_as_if_it_had_not(tmp_path: Path) -> None:
+    arguments = ["chain", "--parts", "curves", *QUICK, "--methods", "mc,brace:4"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(*arguments, "--out", str(whole))
+    run(*arguments[:-1], "mc", "--out", str(broken))  # as far as it got
+    assert run(*arguments, "--out", str(broken)).count("from an earlier run") == 2
+    for name in ("curves.csv", "seeds.csv", "summary.md"):
+        assert (whole / name).read_text(encoding="utf-8") == (broken / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("change", [["--seed", "1"], ["--actor-lr", "0.2"], ["--success", "0.1"], ["--c-clip", "1"]])
+def test_a_curve_made_under_other_settings_is_run_again_and_the_old_one_kept(change: list[str], tmp_path: Path) -> None:
+    arguments = ["chain", "--parts", "curves", *QUICK, "--lags", "2", "--methods", "brace:4", "--out", str(tmp_path)]
+    run(*arguments)
+    assert "from an earlier run" not in run(*arguments, *change)
+    assert len(list((tmp_path / "cells").iterdir())) == 2
+    assert "from an earlier run" in run(*arguments)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"settings": {}, "row": {}}'])
+def test_a_damaged_cell_is_named(content: str, tmp_path: Path) -> None:
+    arguments = ["chain", "--parts", "curves", *QUICK, "--lags", "2", "--methods", "mc", "--out", str(tmp_path)]
+    run(*arguments)
+    (cell,) = (tmp_path / "cells").iterdir()
+    cell.write_text(content, encoding="utf-8")
+    with pytest.raises(BraceError, match=f"{cell.name}.*delete it and the cell is run again"):
+        run(*arguments)
 
 
 def test_mean_square_error_is_bias_squared_plus_variance(report: tuple[Path, str]) -> None:
@@ -92,6 +144,9 @@ def test_what_is_printed_names_the_ratios_and_every_method(report: tuple[Path, s
         (["chain", "--actor-lr", "nan"], "actor_lr = nan: must be a number, 0 or more"),
         (["chain", "--c-clip", "0"], "--c-clip 0: must be above 0"),
         (["chain", "--methods", "grpo"], "method 'grpo': unknown; choose from mc"),
+        (["chain", "--methods", "group"], "method 'group': has no value target"),
+        (["chain", "--noise", "-1"], "--noise -1: must be at least 0"),
+        (["chain", "--after", "0"], "--after 0: must be at least 1"),
         (["chain", "--methods", "brace:1.5"], "method 'brace:1.5': the window must be a whole number"),
     ],
 )
@@ -112,7 +167,25 @@ def test_a_file_in_the_way_of_the_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mc", "gae:0.95", "vtrace", "uncapped", "capped:7", "brace:100", "drift:0.1", "path:1", "brace:9@1"]
+    "name",
+    [
+        "mc",
+        "gae:0.95",
+        "vtrace",
+        "uncapped",
+        "capped:7",
+        "brace:100",
+        "drift:0.1",
+        "path:1",
+        "brace:9@1",
+        "brace:9@2/1.1",
+        "brace:9@1.2/inf",
+        "group",
+        "group_brace:5",
+        "mc+decoupled",
+        "brace:9@1+icepop:low=0.5:edge=E",
+        "vtrace+ppo_ewma",
+    ],
 )
 def test_a_method_reads_back_from_its_name(name: str) -> None:
     assert parse_method(name).name == name
@@ -133,6 +206,14 @@ def test_a_method_reads_back_from_its_name(name: str) -> None:
         "mc@1",
         "brace@0",
         "brace@x",
+        "brace@1/0",
+        "group@1",
+        "mc+grpo",
+        "mc+icepop:low",
+        "mc+icepop:lower=1",
+        "mc+icepop:low=9",
+        "mc+estr",
+        "mc+m2po",
         "",
     ],
 )
@@ -152,6 +233,7 @@ def test_defaults_can_be_used_and_the_help_names_every_preset() -> None:
     ("module", "absent"),
     [
         ("brace_rl.oracle.command", ["torch", "rich", "matplotlib"]),
+        ("brace_rl.oracle.methods", ["torch"]),
         ("brace_rl.oracle.sweep, brace_rl.oracle.study", ["brace_rl.training", "transformers", "matplotlib", "rich"]),
         ("brace_rl.oracle.run", ["brace_rl.training", "transformers", "matplotlib"]),
     ],

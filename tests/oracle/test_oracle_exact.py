@@ -99,7 +99,7 @@ def batch_window(sample: object) -> int:
     responses = Responses(sample.rewards, sample.rewards, sample.behavior_logprobs, sample.target_logprobs)  # type: ignore[attr-defined]
     windows = sampled_windows(method("drift:0.5"), responses, groups=1)
     assert windows is not None
-    return int(windows[0])
+    return int(windows[0, 0])
 
 
 @pytest.mark.parametrize("case", LONG_BY_NAME)

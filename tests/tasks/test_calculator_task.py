@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brace_rl.config import TaskConfig, WarmStartConfig
+from brace_rl.config import WarmStartConfig
 from brace_rl.errors import ConfigError
 from brace_rl.tasks import build_task
 from brace_rl.tasks.arithmetic import count_operations, evaluate
 from brace_rl.tasks.base import Problem, StepResult, Transcript
-from brace_rl.tasks.calculator import CalculatorTask, Node, canonical_form, generate_problems
+from brace_rl.tasks.calculator import CalculatorSettings, CalculatorTask, Node, canonical_form, generate_problems
 from brace_rl.tasks.tokenizer import CHARACTERS, ERROR, SPECIAL, TAGS, build_calculator_tokenizer
 
-SMALL = TaskConfig(train_problems=400, eval_problems=64)
+SMALL = CalculatorSettings(train_problems=400, eval_problems=64)
 
 
-def make(mistakes: float = 0.0, seed: int = 0, config: TaskConfig = SMALL) -> CalculatorTask:
-    return CalculatorTask(config, WarmStartConfig(mistakes=mistakes), seed)
+def make(seed: int = 0, config: CalculatorSettings = SMALL) -> CalculatorTask:
+    return CalculatorTask(config, seed=seed)
 
 
 def play(task: CalculatorTask, problem: Problem, *turns: str) -> list[StepResult]:
@@ -41,7 +41,7 @@ def replay(task: CalculatorTask, transcript: Transcript) -> StepResult:
     """Step the environment through a transcript, checking every observation; the last step's result."""
     turns = [piece.text for piece in transcript.pieces if piece.is_policy]
     results = play(task, transcript.problem, *turns)
-    observed = [result.observation for result in results[:-1]]
+    observed = [result.text for result in results[:-1]]
     assert observed == [piece.text for piece in transcript.pieces if not piece.is_policy]
     assert [result.done for result in results] == [False] * (len(turns) - 1) + [True]
     return results[-1]
@@ -92,7 +92,7 @@ def expression_of(problem: Problem) -> str:
 
 
 def test_answers_are_right_and_every_value_is_within_bounds() -> None:
-    config = TaskConfig(train_problems=500, operands=(2, 5), max_number=30, eval_problems=1)
+    config = CalculatorSettings(train_problems=500, operands=(2, 5), max_number=30, eval_problems=1)
     for problem in make(config=config).train_problems():
         expression = expression_of(problem)
         assert problem.answer == str(evaluate(expression))
@@ -126,7 +126,7 @@ def test_more_problems_extend_the_same_sequence() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_splits_share_no_expression_for_any_seeds_and_sizes(seed: int) -> None:
-    config = TaskConfig(operands=(2, 3), max_number=12)
+    config = CalculatorSettings(operands=(2, 3), max_number=12)
     keys = {}
     for split, count, split_seed in (("train", 1500, seed), ("dev", 150, 7), ("test", 150, 0)):
         problems = generate_problems(config, split=split, count=count, seed=split_seed)
@@ -138,7 +138,7 @@ def test_splits_share_no_expression_for_any_seeds_and_sizes(seed: int) -> None:
 
 
 def test_the_default_recipe_s_held_out_set_is_disjoint_from_its_20000_training_problems() -> None:
-    task = make(config=TaskConfig())
+    task = make(config=CalculatorSettings())
     train = {canonical_form(tree_of(expression_of(problem))) for problem in task.train_problems()}
     held_out = {canonical_form(tree_of(expression_of(problem))) for problem in task.eval_problems()}
     assert (len(train), len(held_out), len(train & held_out)) == (20_000, 512, 0)
@@ -147,7 +147,7 @@ def test_the_default_recipe_s_held_out_set_is_disjoint_from_its_20000_training_p
 
 
 def test_tuning_draws_its_held_out_problems_from_the_dev_bucket() -> None:
-    dev = CalculatorTask(SMALL, WarmStartConfig(), 0, eval_split="dev").eval_problems()
+    dev = make(config=SMALL.model_copy(update={"eval_split": "dev"})).eval_problems()
     assert not {problem.id for problem in dev} & {problem.id for problem in make().eval_problems()}
 
 
@@ -182,23 +182,23 @@ def test_swapping_the_sides_of_sums_and_products_keeps_the_canonical_form(seed: 
             operands = operands[::-1]
         return tree._replace(operands=operands)
 
-    problem = generate_problems(TaskConfig(operands=(2, 5)), split="train", count=1, seed=seed)[0]
+    problem = generate_problems(CalculatorSettings(operands=(2, 5)), split="train", count=1, seed=seed)[0]
     tree = tree_of(expression_of(problem))
     assert canonical_form(swapped(tree)) == canonical_form(tree)
 
 
 def test_asking_for_more_expressions_than_exist_is_one_clear_error() -> None:
     with pytest.raises(ConfigError, match=r"task.train_problems: .* admit only about \d+ distinct train expressions"):
-        make(config=TaskConfig(operands=(2, 2), max_number=5))
+        make(config=CalculatorSettings(operands=(2, 2), max_number=5))
     with pytest.raises(ConfigError, match=r"task\.eval_problems"):
-        make(config=TaskConfig(operands=(2, 2), max_number=9, train_problems=20))
+        make(config=CalculatorSettings(operands=(2, 2), max_number=9, train_problems=20))
 
 
 def test_too_few_turns_for_the_demonstrations_is_refused() -> None:
     config = SMALL.model_copy(update={"max_turns": 3})
     with pytest.raises(ConfigError, match=r"task.max_turns: 3 is too few"):
-        CalculatorTask(config, WarmStartConfig(steps=1), 0)
-    assert CalculatorTask(config, WarmStartConfig(steps=0), 0).train_problems()
+        build_task(config, WarmStartConfig(steps=1), 0)
+    assert build_task(config, WarmStartConfig(steps=0), 0).train_problems()
 
 
 # Episodes
@@ -211,7 +211,7 @@ def test_an_episode_solved_step_by_step_is_rewarded() -> None:
     results = play(
         make(), PROBLEM, "<calc>12+7</calc>", "<calc>19*3</calc>", "<calc>57-5</calc>", "<answer>52</answer>"
     )
-    assert [result.observation for result in results[:3]] == [
+    assert [result.text for result in results[:3]] == [
         "<result>19</result>",
         "<result>57</result>",
         "<result>52</result>",
@@ -243,18 +243,18 @@ def test_only_the_exact_integer_in_an_answer_is_rewarded(turn: str, reward: floa
 
 def test_a_call_with_more_operations_than_allowed_is_an_error_observation() -> None:
     (result,) = play(make(), PROBLEM, "<calc>(12+7)*3</calc>")
-    assert (result.observation, result.done) == ("<result>error</result>", False)
+    assert (result.text, result.done) == ("<result>error</result>", False)
     generous = make(config=SMALL.model_copy(update={"operations_per_call": 2}))
-    assert play(generous, PROBLEM, "<calc>(12+7)*3</calc>")[0].observation == "<result>57</result>"
+    assert play(generous, PROBLEM, "<calc>(12+7)*3</calc>")[0].text == "<result>57</result>"
 
 
 def test_every_observation_is_made_of_known_tokens() -> None:
     tokenizer = build_calculator_tokenizer()
     for call in ("1/3", "0-7", "1/(0-3)", "1/0", "2*", "9999999*9999999", "1/999999999999"):
         (result,) = play(make(), PROBLEM, f"<calc>{call}</calc>")
-        ids = tokenizer.encode(result.observation, add_special_tokens=False)
+        ids = tokenizer.encode(result.text, add_special_tokens=False)
         assert tokenizer.unk_token_id not in ids
-        assert tokenizer.decode(ids) == result.observation
+        assert tokenizer.decode(ids) == result.text
 
 
 # Demonstrations
@@ -267,26 +267,28 @@ def test_demonstrations_without_mistakes_replay_to_reward_1() -> None:
 
 
 def test_the_share_of_failing_demonstrations_is_the_configured_one() -> None:
-    task = make(mistakes=0.4)
+    task = make()
     count = 1000
-    failed = sum(replay(task, demo).reward == 0.0 for demo in itertools.islice(task.demonstrations(1), count))
+    failed = sum(
+        replay(task, demo).reward == 0.0 for demo in itertools.islice(task.demonstrations(1, mistakes=0.4), count)
+    )
     # Four standard deviations of a binomial share of 0.4 over 1000 draws: 4 * sqrt(0.24 / 1000) = 0.062.
     assert abs(failed / count - 0.4) < 0.062
 
 
 @pytest.mark.parametrize("max_number", [5, 99, 10**9])
 def test_every_planted_mistake_ends_in_a_wrong_answer_and_true_observations(max_number: int) -> None:
-    config = TaskConfig(train_problems=50, eval_problems=1, max_number=max_number)
-    task = make(mistakes=0.999, config=config)
-    rewards = [replay(task, demo).reward for demo in itertools.islice(task.demonstrations(2), 200)]
+    config = CalculatorSettings(train_problems=50, eval_problems=1, max_number=max_number)
+    task = make(config=config)
+    rewards = [replay(task, demo).reward for demo in itertools.islice(task.demonstrations(2, mistakes=0.999), 200)]
     assert rewards.count(0.0) >= 195
 
 
 def test_demonstrations_are_reproducible_and_drawn_from_training_problems() -> None:
-    task = make(mistakes=0.5)
-    first = list(itertools.islice(task.demonstrations(5), 50))
-    assert first == list(itertools.islice(make(mistakes=0.5).demonstrations(5), 50))
-    assert first != list(itertools.islice(task.demonstrations(6), 50))
+    task = make()
+    first = list(itertools.islice(task.demonstrations(5, mistakes=0.5), 50))
+    assert first == list(itertools.islice(make().demonstrations(5, mistakes=0.5), 50))
+    assert first != list(itertools.islice(task.demonstrations(6, mistakes=0.5), 50))
     assert {demo.problem.id for demo in first} <= {problem.id for problem in task.train_problems()}
 
 
@@ -346,7 +348,7 @@ def test_the_tokenizer_survives_the_transformers_format_without_a_warning(
 
 
 def test_prompts_of_the_default_recipe_are_short_and_fully_known() -> None:
-    task = make(config=TaskConfig(train_problems=500))
+    task = make(config=CalculatorSettings(train_problems=500))
     tokenizer = task.build_tokenizer()
     for problem in task.train_problems():
         ids = task.prompt_ids(problem, tokenizer)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from brace_rl.config import TaskConfig, WarmStartConfig
+from brace_rl.config import WarmStartConfig
 from brace_rl.errors import DataError, ModelError
 from brace_rl.tasks import build_task
 from brace_rl.tasks.base import Problem, StepResult, Transcript, TranscriptPiece
-from brace_rl.tasks.gsm8k import Gsm8kTask, only_number, parse_number, same_answer, solution_pieces
+from brace_rl.tasks.gsm8k import Gsm8kSettings, Gsm8kTask, only_number, parse_number, same_answer, solution_pieces
 
 SHARED = Path(__file__).parents[2] / "../shared/data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data files are not here")
@@ -39,7 +39,7 @@ NO_SYSTEM_TEMPLATE = (
 def make(tmp_path: Path, rows: list[dict[str, Any]] = ROWS, max_turns: int = 6) -> Gsm8kTask:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    config = TaskConfig(name="gsm8k_tool", data=str(path), eval_problems=1, max_turns=max_turns)
+    config = Gsm8kSettings(data=str(path), eval_problems=1, max_turns=max_turns)
     task = build_task(config, WarmStartConfig(), 0)
     assert isinstance(task, Gsm8kTask)
     return task
@@ -58,7 +58,7 @@ async def replay(task: Gsm8kTask, transcript: Transcript) -> float:
     """Step through a transcript; every observation must be the one it holds. The reward."""
     results = await steps(task, transcript.problem, *(piece.text for piece in transcript.pieces if piece.is_policy))
     observations = [piece.text for piece in transcript.pieces if not piece.is_policy]
-    assert [result.observation for result in results] == [*observations, ""]
+    assert [result.text for result in results] == [*observations, ""]
     assert results[-1].done
     return results[-1].reward
 
@@ -134,7 +134,7 @@ def test_an_episode_with_a_call_and_an_answer_is_rewarded(tmp_path: Path) -> Non
     task = make(tmp_path)
     problem = task.train_problems()[0]
     call, end = play(task, problem, "Half is <calc>48/2</calc>", "24.\n#### 24")
-    assert (call.observation, call.done) == ("<result>24</result>", False)
+    assert (call.text, call.done) == ("<result>24</result>", False)
     assert (end.done, end.success, end.reward, end.info["answered"]) == (True, True, 1.0, 1.0)
 
 
@@ -163,7 +163,7 @@ def test_the_last_answer_alone_decides(tmp_path: Path, turn: str, reward: float,
 def test_a_call_the_calculator_cannot_serve_is_explained(tmp_path: Path) -> None:
     task = make(tmp_path)
     (step,) = play(task, task.train_problems()[0], "<calc>two plus two</calc>")
-    assert (step.observation, step.done) == ("<result>error: unexpected 't'</result>", False)
+    assert (step.text, step.done) == ("<result>error: unexpected 't'</result>", False)
 
 
 # Demonstrations
@@ -194,8 +194,7 @@ def test_demonstrations_need_worked_solutions(tmp_path: Path) -> None:
 
 @needs_shared
 def test_every_real_gold_solution_replays_to_reward_1() -> None:
-    config = TaskConfig(
-        name="gsm8k_tool",
+    config = Gsm8kSettings(
         data=str(SHARED / "gsm8k/train_first3500.jsonl"),
         eval_data=str(SHARED / "gsm8k/test.jsonl"),
         eval_problems=1319,
@@ -217,7 +216,7 @@ def test_every_real_gold_solution_replays_to_reward_1() -> None:
 
 @needs_shared
 def test_real_demonstrations_use_the_tool_and_come_from_training_rows() -> None:
-    config = TaskConfig(name="gsm8k_tool", data=str(SHARED / "gsm8k/test.jsonl"), eval_problems=300)
+    config = Gsm8kSettings(data=str(SHARED / "gsm8k/test.jsonl"), eval_problems=300)
     task = build_task(config, WarmStartConfig(), 0)
     train = {problem.id for problem in task.train_problems()}
     demonstrations = list(itertools.islice(task.demonstrations(0), 200))
@@ -259,6 +258,30 @@ def test_a_model_without_chat_template_is_the_clear_error(tmp_path: Path) -> Non
     task = make(tmp_path)
     with pytest.raises(ModelError, match="has no chat template; use an instruct model, or put a chat_template"):
         task.prompt_ids(task.train_problems()[0], character_tokenizer(None))
+
+
+def test_python_is_offered_only_when_asked_for(tmp_path: Path) -> None:
+    assert "</python>" not in make(tmp_path).stop
+    settings = Gsm8kSettings(
+        data=str(tmp_path / "rows.jsonl"), eval_problems=1, python_tool=True, python_isolation=False
+    )
+    task = pickle.loads(pickle.dumps(Gsm8kTask(settings, seed=0)))
+    assert task.stop == ("</calc>", "</python>", "</answer>")
+    problem = task.train_problems()[0]
+    assert "<python>print(48 / 2)</python>" in problem.prompt[0]["content"]
+    ran, failed, end = play(task, problem, "<python>print(48 // 2)</python>", "<python>1/0</python>", "#### 24")
+    assert (ran.text, ran.done) == ("<result>24</result>", False)
+    assert "ZeroDivisionError" in failed.text
+    assert (end.reward, end.info["tool_calls"], end.info["tool_errors"]) == (1.0, 2.0, 1.0)
+
+
+def test_an_evaluation_alone_needs_no_training_file(tmp_path: Path) -> None:
+    make(tmp_path)
+    task = Gsm8kTask(Gsm8kSettings(eval_data=str(tmp_path / "rows.jsonl")), seed=0)
+    assert [problem.answer for problem in task.eval_problems()] == ["24", "1,000", "3"]
+    assert list(task.train_problems()) == []
+    with pytest.raises(DataError, match=r"task\.data: no file"):
+        Gsm8kTask(Gsm8kSettings(), seed=0)
 
 
 def test_the_task_is_picklable(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_unusable_files_are_one_clear_line(tmp_path: Path) -> None:
         "blank.jsonl": "holds no rows",
         "list.json": "holds no rows",
         "object.json": "must hold a list of rows",
-        "rows.txt": "use .jsonl, .json, .csv, .parquet",
+        "rows.txt": "use .jsonl, .json, .csv, .tsv, .parquet",
         "broken.parquet": "not a readable Parquet file",
     }
     for name, message in expected.items():

@@ -410,7 +410,7 @@ def test_a_long_observation_is_cut_keeps_its_end_and_is_counted() -> None:
     made = driver(FakeEngine(reply=replies("(1)", "x")), task)
     made.submit([fake_request(0, max_response_tokens=32)])
     trajectory = only(made)
-    assert trajectory.response_ids == ids("(1)=123;x") + [0]
+    assert trajectory.response_ids == [*ids("(1)=123;x"), 0]
     assert trajectory.info == {"turns": 2.0, "observation_cut": 1.0}
 
 

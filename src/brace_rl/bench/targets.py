@@ -38,7 +38,7 @@ def measure_targets(
     *, device: torch.device, shape: tuple[int, int] = SHAPE, threads: int = 1, repeats: int = 7
 ) -> list[dict[str, Any]]:
     """One row per estimator: name, milliseconds, and its speed as a multiple of the loop's."""
-    inputs = _inputs(shape, device)
+    inputs = target_inputs(shape, device)
     gaps = inputs | {"policy_mask": _with_tool_spans(inputs["policy_mask"])}
     plain = {name: inputs[name] for name in ("values", "rewards", "policy_mask")}
     cases: list[tuple[str, Callable[[], object]]] = [("GAE, Python loop", partial(loop_gae, **plain))]
@@ -56,7 +56,8 @@ def measure_targets(
     return rows
 
 
-def _inputs(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
+def target_inputs(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
+    """Arguments of a value target: full rows, and a reward at the end of some."""
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(shape, generator=generator)
     behavior_logprobs = -torch.rand(shape, generator=generator)

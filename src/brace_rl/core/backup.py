@@ -57,8 +57,8 @@ def trace_coefficients(ratios: Tensor, continues: Tensor, *, c_clip: float, disc
     return capped(ratios, c_clip).mul_(continues if discount == 1.0 else continues * discount)
 
 
-class _Buffer(NamedTuple):
-    """A sequence followed by a margin of zeros, and the views of it that begin ``n`` later."""
+class Buffer(NamedTuple):
+    """A sequence ``[N]`` followed by a margin of zeros, and the views of it that begin ``n`` later."""
 
     head: Tensor
     shifted: dict[int, Tensor]
@@ -79,20 +79,26 @@ class Workspace:
         self.length = length
         self._shifts = [1 << i for i in range(largest_shift.bit_length())]
         self._ceiling = _ceiling(dtype)
+        self._largest_coef = 0.0
         # Views are made once: on the CPU, slicing costs as much as the arithmetic on a cached chunk.
         self._coef, self._next_coef, self._offset, self._next_offset, self._u, self._next_u = (
-            _Buffer(head=x[:length], shifted={n: x[n : n + length] for n in self._shifts})
+            Buffer(head=x[:length], shifted={n: x[n : n + length] for n in self._shifts})
             for x in torch.zeros(6, length + largest_shift, dtype=dtype, device=device).unbind(0)
         )
 
-    def apply(self, backup: Backup, times: int) -> Tensor:
-        """``[N]`` after ``times`` applications to ``backup.start``; a view that the next call overwrites.
+    def load(self, backup: Backup) -> None:
+        """Take the maps and the start, over sequences of this workspace's length; to be done before every apply."""
+        self._coef.head.copy_(backup.coef)
+        self._offset.head.copy_(backup.offset)
+        self._u.head.copy_(backup.start)
+        self._largest_coef = backup.largest_coef
+
+    def apply(self, times: int) -> Buffer:
+        """The loaded start after ``times`` applications, in a buffer that the next load overwrites.
 
         Args:
-            backup: maps over sequences of this workspace's length.
             times: at least 0; its largest shift must not exceed the workspace's.
         """
-        self._load(backup)
         n = 1
         while times > 0:
             # Up to three more applications are cheaper than squaring once more, which takes two passes.
@@ -101,45 +107,39 @@ class Workspace:
                 self._u, self._next_u = self._next_u, self._u
             if times <= 3:
                 break
-            self._square(n, backup.largest_coef)
+            self._square(n)
             times //= 2
             n *= 2
-        return self._u.head
+        return self._u
 
-    def apply_each(self, backup: Backup, times: Tensor) -> Tensor:
-        """``[N]`` as :meth:`apply`, with a number of applications of its own for every position.
+    def apply_each(self, times: Tensor) -> Buffer:
+        """As :meth:`apply`, with a number of applications of its own for every position.
 
         Args:
-            backup: maps over sequences of this workspace's length.
-            times: ``[N]`` int64, at least 0 and below twice the workspace's largest shift.
+            times: ``[N]`` int32, at least 0 and below twice the workspace's largest shift.
         """
-        self._load(backup)
         # What has been composed so far is x -> total + product x, and takes its argument from `position`. Beyond the
         # end of a response the product is 0, so the last position may stand for all that lie further.
         end = self.length - 1
-        position = torch.arange(self.length, device=times.device)
-        total, product = torch.zeros_like(backup.offset), torch.ones_like(backup.coef)
+        position = torch.arange(self.length, dtype=torch.int32, device=times.device)
+        total = self._next_u.head.zero_()
+        product = torch.ones_like(total)
         for n in self._shifts:
-            take = (times & n) > 0
-            longer = torch.addcmul(total, product, self._offset.head.index_select(0, position))
-            total = torch.where(take, longer, total)
-            longer = product * self._coef.head.index_select(0, position)
-            product = torch.where(take, longer.clamp_(max=self._ceiling), product)
-            position = (position + (times & n)).clamp_(max=end)
-            self._square(n, backup.largest_coef)
-        return torch.addcmul(total, product, self._u.head.index_select(0, position))
+            step = times & n
+            take = step > 0
+            total.addcmul_(product, torch.where(take, self._offset.head.index_select(0, position), 0.0))
+            product.mul_(torch.where(take, self._coef.head.index_select(0, position), 1.0)).clamp_(max=self._ceiling)
+            position.add_(step).clamp_(max=end)
+            self._square(n)
+        total.addcmul_(product, self._u.head.index_select(0, position))
+        return self._next_u
 
-    def _load(self, backup: Backup) -> None:
-        self._coef.head.copy_(backup.coef)
-        self._offset.head.copy_(backup.offset)
-        self._u.head.copy_(backup.start)
-
-    def _square(self, n: int, largest_coef: float) -> None:
+    def _square(self, n: int) -> None:
         """From the maps of ``n`` applications to those of ``2 n``."""
         torch.addcmul(self._offset.head, self._coef.head, self._offset.shifted[n], out=self._next_offset.head)
         torch.mul(self._coef.head, self._coef.shifted[n], out=self._next_coef.head)
         # A product held at the largest float keeps infinity times zero, hence NaN, out of the compositions.
-        if largest_coef > 1.0 and 2 * n * math.log(largest_coef) > math.log(self._ceiling):
+        if self._largest_coef > 1.0 and 2 * n * math.log(self._largest_coef) > math.log(self._ceiling):
             self._next_coef.head.clamp_(max=self._ceiling)
         self._coef, self._next_coef = self._next_coef, self._coef
         self._offset, self._next_offset = self._next_offset, self._offset

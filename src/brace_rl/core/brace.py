@@ -47,8 +47,8 @@ from torch import Tensor
 
 from brace_rl.core.backup import Backup, Workspace, capped, finished, largest_shift, trace_coefficients
 from brace_rl.core.checks import check_options, check_window, checked_tokens
-from brace_rl.core.layout import Steps, Tokens, next_of
-from brace_rl.core.solve import corrections
+from brace_rl.core.layout import Steps, Tokens
+from brace_rl.core.solve import Correction, corrections
 
 
 class ValueTargets(NamedTuple):
@@ -100,9 +100,11 @@ def brace_targets(
     check_options(rho_clip=rho_clip, c_clip=c_clip, gamma=gamma, lam=lam)
 
     def backup(steps: Steps) -> Backup:
-        ratios = steps.log_ratios.exp()
-        is_last = steps.is_policy - steps.continues
-        weights = capped(ratios, rho_clip).mul_(steps.continues).add_(is_last)
+        # The last residual keeps weight 1: there the ratio is taken for 1, which a cap of 1 or more lets pass.
+        ratios = (steps.log_ratios * steps.continues).exp_()
+        weights = capped(ratios, rho_clip)
+        if rho_clip < 1.0:
+            weights = torch.where(steps.continues > 0, weights, 1.0)
         return Backup(
             coef=trace_coefficients(ratios, steps.continues, c_clip=c_clip, discount=gamma * lam),
             offset=_residuals(steps, gamma).mul_(weights),
@@ -306,7 +308,7 @@ def monte_carlo_targets(
 
 def _residuals(steps: Steps, gamma: float) -> Tensor:
     """``delta_t = r_t + gamma V_{t+1} - V_t``."""
-    return torch.add(steps.rewards, steps.next_values, alpha=gamma).sub_(steps.values)
+    return torch.addcmul(steps.rewards, steps.continues, steps.next_values, value=gamma).sub_(steps.values)
 
 
 def _suffix_sums(x: Tensor, steps: Steps, discount: float) -> Tensor:
@@ -315,17 +317,18 @@ def _suffix_sums(x: Tensor, steps: Steps, discount: float) -> Tensor:
         return x.view(steps.shape).flip(1).cumsum(1).flip(1).flatten().mul_(steps.is_policy)
     columns = steps.shape[1]
     workspace = Workspace(length=x.numel(), largest_shift=largest_shift(columns), dtype=x.dtype, device=x.device)
-    backup = Backup(coef=steps.continues * discount, offset=x, start=torch.zeros_like(x), largest_coef=discount)
-    return workspace.apply(backup, columns).clone()
+    workspace.load(Backup(coef=steps.continues * discount, offset=x, start=torch.zeros_like(x), largest_coef=discount))
+    return workspace.apply(columns).head.clone()
 
 
-def _one_step_advantage(steps: Steps, targets: Tensor, gamma: float) -> Tensor:
-    """Eq. 27: ``r_s + gamma target_{s+1} - V_s``."""
-    return next_of(targets, steps.continues).mul_(gamma).add_(steps.rewards).sub_(steps.values)
+def _one_step_advantage(chunk: Correction, gamma: float) -> Tensor:
+    """Eq. 27: ``r_s + gamma target_{s+1} - V_s = delta_s + gamma u_{s+1}``."""
+    steps = chunk.steps
+    return _residuals(steps, gamma).addcmul_(steps.continues, chunk.next_correction, value=gamma)
 
 
-def _target_minus_value(steps: Steps, targets: Tensor, gamma: float) -> Tensor:
-    return targets - steps.values
+def _target_minus_value(chunk: Correction, gamma: float) -> Tensor:
+    return chunk.correction
 
 
 @torch.no_grad()
@@ -335,13 +338,12 @@ def _solve(
     *,
     times: int | Tensor,
     gamma: float,
-    advantage: Callable[[Steps, Tensor, float], Tensor],
+    advantage: Callable[[Correction, float], Tensor],
 ) -> ValueTargets:
     """Targets and advantages from the corrections of a batch."""
     targets = torch.empty(tokens.policy_mask.shape, dtype=tokens.dtype, device=tokens.policy_mask.device)
     advantages = torch.empty_like(targets)
     for chunk in corrections(tokens, backup, times=times, gamma=gamma):
-        target = chunk.steps.values + chunk.correction
-        targets[chunk.rows] = chunk.put(target)
-        advantages[chunk.rows] = chunk.put(advantage(chunk.steps, target, gamma))
+        targets[chunk.rows] = chunk.put(chunk.steps.values + chunk.correction)
+        advantages[chunk.rows] = chunk.put(advantage(chunk, gamma))
     return ValueTargets(targets=targets, advantages=advantages)

@@ -1,5 +1,7 @@
 """Validation at the public border of ``core``. Every estimator goes through here once; nothing else checks anything.
 
+One check waits until the rows are laid out, which answers it at once for most of them: :func:`check_earned`.
+
 Shapes, dtypes and options are known without looking at the data and are always checked. What must look at the data
 (not-a-number, rewards nobody earned) makes a GPU wait for the host, so ``check_inputs=False`` turns exactly that off.
 """
@@ -47,7 +49,7 @@ def checked_tokens(
     if check_inputs:
         earned = {name: x for name, x in floats.items() if name != "rewards"}
         finite = check_finite(policy_mask, earned)
-        _check_rewards(rewards, policy_mask, segment_ids)
+        _check_finite_rewards(rewards)
         if bootstrap_values is not None:
             _check_bootstrap(bootstrap_values, policy_mask, segment_ids)
     return Tokens(
@@ -60,6 +62,7 @@ def checked_tokens(
         segment_ids=segment_ids,
         dtype=dtype,
         finite=finite,
+        rewards_unchecked=check_inputs,
     )
 
 
@@ -81,7 +84,7 @@ def check_options(
 
 
 def check_window(window: int | Tensor, policy_mask: Tensor, *, check_inputs: bool) -> int | Tensor:
-    """A window as an int, or as ``[B, T]`` int64 when every position has its own."""
+    """A window as an int, or as ``[B, T]`` integers when every position has its own."""
     if not isinstance(window, Tensor):
         if isinstance(window, bool) or not isinstance(window, int):
             raise ValueError(f"window = {window!r}: must be an int (policy tokens) or an integer tensor")
@@ -93,14 +96,13 @@ def check_window(window: int | Tensor, policy_mask: Tensor, *, check_inputs: boo
             f"window: got {_shape(window)} {window.dtype}, must be an integer tensor, a scalar or one entry per token "
             f"{_shape(policy_mask)}"
         )
-    window = window.to(torch.int64)
     if check_inputs:
         place = _first(policy_mask & (window < 0))
         if place is not None:
             raise ValueError(f"window: negative at {_where(place)}; must be at least 0")
     if window.dim() == 0 and window.device.type == "cpu":
         return max(0, int(window))
-    return torch.where(policy_mask, window.detach(), 0)
+    return window.detach().expand(policy_mask.shape)
 
 
 def check_shapes(policy_mask: Tensor, floats: Mapping[str, Tensor]) -> torch.dtype:
@@ -154,32 +156,37 @@ def check_rows(name: str, x: Tensor, policy_mask: Tensor, *, check_inputs: bool)
         raise ValueError(f"{name}: {float(x[place])} at {_where(place)}; must be finite")
 
 
-def _check_rewards(rewards: Tensor, policy_mask: Tensor, segment_ids: Tensor | None) -> None:
-    if not math.isfinite(float(rewards.detach().sum())):
-        place = _first(~torch.isfinite(rewards))
-        if place is not None:
-            raise ValueError(
-                f"rewards: {float(rewards[place])} at {_where(place)}; rewards are read everywhere, because one on a "
-                "tool token belongs to the policy token before it; use 0 where there is none"
-            )
-    for rows in row_chunks(policy_mask):
-        mask, reward = policy_mask[rows], rewards[rows]
-        if only_where(indicator(mask, rewards.dtype), reward):
-            continue
-        begun = mask.cumsum(1)
-        ever = begun[:, -1:]
-        if segment_ids is not None:
-            runs = segment_runs(segment_ids[rows])
-            counts = torch.zeros_like(runs).scatter_add_(1, runs, mask.long())
-            before = (counts.cumsum(1) - counts).gather(1, runs)
-            begun, ever = begun - before, counts.gather(1, runs)
-        place = _first(reward.ne(0) & (begun == 0) & (ever > 0))
-        if place is not None:
-            at = (place[0] + rows.start, place[1])
-            raise ValueError(
-                f"rewards: {float(rewards[at])} at {_where(at)} comes before the first policy token of its response, "
-                "so no action earned it; put it on the policy token it belongs to"
-            )
+def check_earned(rewards: Tensor, policy_mask: Tensor, segment_ids: Tensor | None, *, first_row: int) -> None:
+    """No reward before the first policy token of its response; all ``[R, T]``, rows ``first_row`` on of the batch.
+
+    Where no policy token has to be moved, no reward lies outside them either, and nothing is left to be checked.
+    """
+    if only_where(indicator(policy_mask, torch.promote_types(rewards.dtype, torch.float32)), rewards):
+        return
+    begun = policy_mask.cumsum(1)
+    ever = begun[:, -1:]
+    if segment_ids is not None:
+        runs = segment_runs(segment_ids)
+        counts = torch.zeros_like(runs).scatter_add_(1, runs, policy_mask.long())
+        before = (counts.cumsum(1) - counts).gather(1, runs)
+        begun, ever = begun - before, counts.gather(1, runs)
+    place = _first(rewards.ne(0) & (begun == 0) & (ever > 0))
+    if place is not None:
+        raise ValueError(
+            f"rewards: {float(rewards[place])} at {_where((place[0] + first_row, place[1]))} comes before the first "
+            "policy token of its response, so no action earned it; put it on the policy token it belongs to"
+        )
+
+
+def _check_finite_rewards(rewards: Tensor) -> None:
+    if math.isfinite(float(rewards.detach().sum())):
+        return
+    place = _first(~torch.isfinite(rewards))
+    if place is not None:
+        raise ValueError(
+            f"rewards: {float(rewards[place])} at {_where(place)}; rewards are read everywhere, because one on a tool "
+            "token belongs to the policy token before it; use 0 where there is none"
+        )
 
 
 def _check_bootstrap_shape(bootstrap_values: Tensor, policy_mask: Tensor, *, packed: bool) -> None:

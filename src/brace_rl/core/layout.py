@@ -12,7 +12,7 @@ looking costs nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Tokens:
         bootstrap_values: ``[B]``, or ``[B, T]`` with ``segment_ids``, or None.
         dtype: what it is computed in.
         finite: no NaN or infinity anywhere, masked or not; False when that is not known.
+        rewards_unchecked: it is still to be seen whether every reward was earned by an action.
     """
 
     values: Tensor
@@ -44,19 +45,30 @@ class Tokens:
     segment_ids: Tensor | None
     dtype: torch.dtype
     finite: bool
+    rewards_unchecked: bool
+
+    def chunks(self) -> Iterator[tuple[slice, Tokens]]:
+        """Rows and their part of the batch, in pieces that together are the whole."""
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        pieces = [x.split(_rows_in_chunk(self.policy_mask)) for x in tensors.values()]
+        for rows, parts in zip(row_chunks(self.policy_mask), zip(*pieces, strict=True), strict=False):
+            yield rows, replace(self, **dict(zip(tensors, parts, strict=True)))
 
 
 @dataclass(frozen=True)
 class Steps:
     """Some rows as one flat sequence of ``N`` time steps; every tensor is ``[N]``, and finite for finite input.
 
+    A pass over memory is what an estimator costs, so ``next_values`` and ``log_ratios`` are left unmasked where every
+    use multiplies by ``continues`` or by a residual that is 0 outside policy tokens.
+
     Attributes:
         shape: (rows, columns) of the chunk, ``N = rows * columns``.
         values: V before the token; 0 where there is no policy token.
-        next_values: V before the next policy token of the same response; 0 after the last one.
+        next_values: V before the next policy token of the same response; meaningless where ``continues`` is 0.
         rewards: of the policy token, with the reward of non-policy tokens after it and the discounted bootstrap
             value added; 0 where there is no policy token.
-        log_ratios: log pi - log mu; 0 where there is no policy token. Empty for an estimator without ratios.
+        log_ratios: log pi - log mu; meaningless where ``is_policy`` is 0. Empty for an estimator without ratios.
         is_policy: 1 at policy tokens, 0 elsewhere.
         continues: 1 where another policy token of the same response follows, 0 elsewhere.
         packed: a row may hold several responses.
@@ -114,11 +126,14 @@ class Placement:
 
 def row_chunks(mask: Tensor) -> Iterator[slice]:
     """Slices of rows that together are the whole batch."""
-    rows, columns = mask.shape
+    size = _rows_in_chunk(mask)
+    for first in range(0, mask.shape[0], size):
+        yield slice(first, min(first + size, mask.shape[0]))
+
+
+def _rows_in_chunk(mask: Tensor) -> int:
     tokens = CPU_CHUNK_TOKENS if mask.device.type == "cpu" else DEVICE_CHUNK_TOKENS
-    size = max(1, min(rows, tokens // max(1, columns)))
-    for first in range(0, rows, size):
-        yield slice(first, min(first + size, rows))
+    return max(1, min(mask.shape[0], tokens // max(1, mask.shape[1])))
 
 
 def place_tokens(
@@ -166,39 +181,34 @@ def _move_together(mask: Tensor, segment_ids: Tensor | None, dtype: torch.dtype)
     )
 
 
-def steps_of(tokens: Tokens, rows: slice, placement: Placement, gamma: float) -> Steps:
-    """Lay out the given rows of a batch."""
+def steps_of(tokens: Tokens, placement: Placement, gamma: float) -> Steps:
+    """Lay the rows of a chunk out."""
     dtype, finite = tokens.dtype, tokens.finite
-    values = placement.take_masked(tokens.values[rows].to(dtype), finite=finite).flatten()
-    rewards = placement.take_rewards(tokens.rewards[rows].to(dtype))
+    values = placement.take_masked(tokens.values.to(dtype), finite=finite).flatten()
+    # One entry longer than the sequence, so that the next values are a view of it.
+    longer = torch.cat([values, values.new_zeros(1)])
+    rewards = placement.take_rewards(tokens.rewards.to(dtype))
     if tokens.bootstrap_values is not None:
         # Discounted, it acts exactly as more reward on the last token: in the return, its residual and its advantage.
-        bootstrap = tokens.bootstrap_values[rows].to(dtype)
+        bootstrap = tokens.bootstrap_values.to(dtype)
         bootstrap = bootstrap[:, None] if bootstrap.dim() == 1 else placement.take(bootstrap)
         rewards = rewards + torch.where(placement.is_policy > placement.continues, gamma * bootstrap, 0.0)
     log_ratios = values.new_empty(0)
     if tokens.behavior_logprobs is not None and tokens.target_logprobs is not None:
-        log_ratios = tokens.target_logprobs[rows].to(dtype) - tokens.behavior_logprobs[rows].to(dtype)
-        log_ratios = placement.take_masked(log_ratios, finite=finite).flatten()
-    continues = placement.continues.flatten()
+        log_ratios = placement.take(tokens.target_logprobs.to(dtype) - tokens.behavior_logprobs.to(dtype))
+        if not finite:
+            log_ratios = torch.where(placement.is_policy > 0, log_ratios, 0.0)
+        log_ratios = log_ratios.flatten()
     return Steps(
         shape=(placement.mask.shape[0], placement.mask.shape[1]),
-        values=values,
-        next_values=next_of(values, continues),
+        values=longer[:-1],
+        next_values=longer[1:],
         rewards=rewards.flatten(),
         log_ratios=log_ratios,
         is_policy=placement.is_policy.flatten(),
-        continues=continues,
+        continues=placement.continues.flatten(),
         packed=tokens.segment_ids is not None,
     )
-
-
-def next_of(x: Tensor, continues: Tensor) -> Tensor:
-    """``[N]`` the entry of the next policy token of the same response, 0 after the last one."""
-    following = torch.empty_like(x)
-    following[-1:] = 0.0
-    torch.mul(x[1:], continues[:-1], out=following[:-1])
-    return following
 
 
 def indicator(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -209,8 +219,8 @@ def indicator(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def only_where(is_policy: Tensor, x: Tensor) -> bool:
     """Whether ``x`` is finite and zero wherever ``is_policy`` is zero."""
-    x = x.to(is_policy.dtype)
-    return torch.equal(x * is_policy, x)
+    # Not one product may differ from 0, NaN and infinity included; several times faster than comparing elements.
+    return bool(torch.dot(x.to(is_policy.dtype).abs().flatten(), (1.0 - is_policy).flatten()) == 0.0)
 
 
 def segment_runs(segment_ids: Tensor) -> Tensor:

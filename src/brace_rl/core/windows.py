@@ -20,7 +20,7 @@ from torch import Tensor
 
 from brace_rl.core.backup import Backup, trace_coefficients
 from brace_rl.core.checks import check_options, check_rows, check_window, checked_tokens
-from brace_rl.core.layout import Steps, Tokens, next_of, place_tokens, row_chunks, steps_of
+from brace_rl.core.layout import Steps, Tokens, place_tokens, steps_of
 from brace_rl.core.solve import corrections
 
 
@@ -101,7 +101,7 @@ def critic_free_advantages(
     for chunk in corrections(tokens, _weight_backup(c_clip, 1.0), times=times, gamma=1.0):
         steps = chunk.steps
         is_last = steps.is_policy - steps.continues
-        weights = next_of(chunk.correction, steps.continues).add_(is_last)
+        weights = torch.addcmul(is_last, steps.continues, chunk.next_correction)
         advantages[chunk.rows] = torch.where(policy_mask[chunk.rows], chunk.put(weights) * gain[chunk.rows], 0.0)
     return advantages
 
@@ -172,13 +172,12 @@ def path_windows(
         raise ValueError(f"budget = {budget}: must be at least 0")
     tokens = _ratio_tokens(behavior_logprobs, target_logprobs, policy_mask, segment_ids, check_inputs)
     windows = torch.empty(policy_mask.shape, dtype=torch.int64, device=policy_mask.device)
-    for rows in row_chunks(policy_mask):
-        placement = place_tokens(
-            policy_mask[rows], segment_ids=None if segment_ids is None else segment_ids[rows], dtype=tokens.dtype
-        )
-        steps = steps_of(tokens, rows, placement, 1.0)
+    for rows, chunk in tokens.chunks():
+        placement = place_tokens(chunk.policy_mask, segment_ids=chunk.segment_ids, dtype=tokens.dtype)
+        steps = steps_of(chunk, placement, 1.0)
         # float64, because what is searched for is a difference of two long sums.
-        spent = steps.log_ratios.clamp(max=math.log(c_clip)).abs().double().view(steps.shape).cumsum(1)
+        log_ratios = steps.log_ratios * steps.is_policy
+        spent = log_ratios.clamp_(max=math.log(c_clip)).abs_().double().view(steps.shape).cumsum(1)
         before = torch.nn.functional.pad(spent[:, :-1], (1, 0))
         closes = torch.searchsorted(spent, before + budget, right=True) + 1
         column = torch.arange(steps.shape[1], device=policy_mask.device).expand(steps.shape)

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from brace_rl.oracle.methods import MEANINGS, Method
-from brace_rl.oracle.settings import LearnConfig
+from brace_rl.actor.options import RULE_OPTIONS
+from brace_rl.oracle.methods import MEANINGS, WHOLE_BATCH_RULES, Method
+from brace_rl.oracle.settings import CRITIC_SEES, LearnConfig
 
 PRESETS = "chain, branch, drift, mismatch"
 METHODS = "mc,gae:0.95,vtrace,uncapped,capped:100,brace:10,brace:20,brace:100,drift:0.1,path:1"
@@ -20,9 +21,14 @@ def _help() -> str:
         [
             "Hold every value target against exact values on a small token MDP.",
             f"PRESET is one of {PRESETS}. Parts: exact (bias, spread, error, fixed points and the offset "
-            "bound of one stale pair), curves (PPO at each lag), map (where a window pays over lag, horizon and engine "
-            "noise).",
-            "\b\nMethods; @CLIP after one sets both its clips, such as brace:100@1:\n"
+            "bound of one stale pair), pairs (exact figures of pairs and critics that PPO has made), curves (PPO at "
+            "each lag), map (where a window pays over lag, horizon and engine noise).",
+            "Every finished learning curve is kept under OUT/cells. The same command goes on where it was interrupted; "
+            "curves made under other settings are neither used nor deleted.",
+            "A method is a value target and, after a plus, the actor's rule with its options, as in "
+            "brace:100+icepop:low=0.5. "
+            f"Rules: {', '.join(name for name in RULE_OPTIONS if name not in WHOLE_BATCH_RULES)}; without one, ppo.",
+            "\b\nValue targets; @CLIP after one sets both its clips, @RHO/C one each, such as brace:100@2/1.1:\n"
             + "\n".join(f"  {name}: {meaning}" for name, meaning in MEANINGS.items()),
         ]
     )
@@ -31,7 +37,7 @@ def _help() -> str:
 @click.command("oracle", help=_help())
 @click.argument("preset")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for JSON, CSV, PNG and SVG.")
-@click.option("--parts", default="exact,curves", show_default=True, help="Any of exact, curves, map.")
+@click.option("--parts", default="exact,curves", show_default=True, help="Any of exact, pairs, curves, map.")
 @click.option("--methods", default=METHODS, show_default=True, help="Targets, separated by commas.")
 @click.option("--lags", default="0,5,10,15,30,50", show_default=True, help="S of the curves and the map.")
 @click.option("--lag", default=10, show_default=True, type=int, help="S of the pair in the exact part.")
@@ -46,6 +52,15 @@ def _help() -> str:
 @click.option("--actor-lr", default=LearnConfig.actor_lr, show_default=True, type=float)
 @click.option("--critic-lr", default=LearnConfig.critic_lr, show_default=True, type=float)
 @click.option("--critic-bins", default=LearnConfig.critic_bins, show_default=True, type=int)
+@click.option(
+    "--critic-sees",
+    type=click.Choice(CRITIC_SEES),
+    default=LearnConfig.critic_sees,
+    show_default=True,
+    help="state: a table over states and positions; position: over positions alone.",
+)
+@click.option("--noise", default=0.0, show_default=True, type=float, help="Engine noise in logits, as recorded.")
+@click.option("--after", default=60, show_default=True, type=int, help="Steps of PPO before a pair is taken.")
 @click.option("--rho-clip", default=Method.rho_clip, show_default=True, type=float)
 @click.option("--c-clip", default=Method.c_clip, show_default=True, type=float)
 @click.option("--map-methods", default=MAP_METHODS, show_default=True)

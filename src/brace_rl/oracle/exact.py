@@ -9,7 +9,7 @@ with one pair of maps (the *start*), then ``k`` times over the whole response wi
 
 the second by the law of total variance, which never subtracts large moments. Both are backward recursions over
 ``[H, X]``. Not so the windows of ``path``, which depend on the ratios of the whole path ahead: see
-:mod:`brace_rl.oracle.sampled`.
+:mod:`brace_rl.oracle.sampling`.
 
 States that the sampler never reaches have values too; where a maximum over states is taken they are left out.
 """
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from brace_rl.oracle.mdp import Policies, TokenMDP, after, policy_values, state_distribution, truncated_policy
-from brace_rl.oracle.methods import Method
+from brace_rl.oracle.methods import CRITIC_FREE, Method
 
 
 class Moments(NamedTuple):
@@ -124,6 +124,26 @@ def window_weights(mdp: TokenMDP, policies: Policies, *, window: int, c_clip: fl
     return weights
 
 
+def return_weights(mdp: TokenMDP, policies: Policies, method: Method, *, gamma: float = 1.0) -> Moments:
+    """Mean and variance, given the state, of the weight that the realised return has in the target.
+
+    1 for the return itself, ``lambda^{T-s}`` for GAE, and the product of the trace over the window for the others (for
+    the whole response where there is no window).
+    """
+    one = torch.ones_like(policies.sampler[..., 0])
+    if method.kind == "mc":
+        return Moments(one, torch.zeros_like(one))
+    if method.kind == "gae":
+        ahead = torch.arange(mdp.horizon - 1, -1, -1, dtype=torch.float64)[:, None]
+        return Moments(one * method.parameter**ahead, torch.zeros_like(one))
+    maps = _trace(mdp, policies, method.c_clip, gamma)
+    whole = method.kind in ("vtrace", "uncapped")
+    moments = Moments(one, torch.zeros_like(one))
+    for _ in range(mdp.horizon if whole else resolved_window(mdp, policies, method, gamma=gamma)):
+        moments = _apply(mdp, policies.sampler, maps, moments)
+    return moments
+
+
 def offset_curve(
     mdp: TokenMDP, policies: Policies, method: Method, *, longest: int | None = None, gamma: float = 1.0
 ) -> OffsetCurve:
@@ -163,6 +183,8 @@ def _estimator(
     """Start maps, window maps and number of applications of the latter."""
     if method.kind == "path":
         raise ValueError("path: its windows depend on the path ahead and not on the state; use sampled moments")
+    if method.kind in CRITIC_FREE:
+        raise ValueError(f"{method.kind}: has no value target")
     residual = mdp.rewards + gamma * after(mdp, values) - values[..., None]
     full = torch.full_like(residual, gamma)
     if method.kind == "mc":

@@ -49,11 +49,6 @@ class TokenMDP:
         return self.next_state.shape[2]
 
     @cached_property
-    def classes(self) -> int:
-        """C, rows of a policy's table."""
-        return int(self.observations.max()) + 1
-
-    @cached_property
     def successor(self) -> Tensor:
         """``[H, X, A]`` flat index of the next (position, state) in ``[H + 1, X]``; position H is after the end."""
         position = torch.arange(1, self.horizon + 1)[:, None, None]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,18 @@ from rich.progress import Progress
 from brace_rl.errors import BraceError
 from brace_rl.files import write_json_atomic
 from brace_rl.oracle import draw, tables
-from brace_rl.oracle.methods import Method, parse_method
+from brace_rl.oracle.cells import FOLDER, CellStore
+from brace_rl.oracle.methods import CRITIC_FREE, Method, parse_method
+from brace_rl.oracle.pairs import pair_rows
 from brace_rl.oracle.presets import LONGEST_HORIZON, Preset, make_preset
+from brace_rl.oracle.readable import PAIRS_SAID, curve_table, map_table, pair_table, text_table
 from brace_rl.oracle.settings import LearnConfig
 from brace_rl.oracle.study import study
-from brace_rl.oracle.sweep import AUTOMATIC, best_fixed, boundary_map, curves, interval_of, paired
+from brace_rl.oracle.sweep import Row, boundary_map, curves, mean_of
 
-PARTS = ("exact", "curves", "map")
+PARTS = ("exact", "pairs", "curves", "map")
 CRITIC_NAMES = {"own": "fixed point", "mu": "V^mu", "pi": "V^pi"}
+LEARN_OPTIONS = ("steps", "batch", "seeds", "seed", "actor_lr", "critic_lr", "critic_bins", "critic_sees")
 PRESET_OPTIONS = ("horizon", "success", "classes", "actions")
 BASELINE = "uncapped"
 """What a window is compared with on the map: the same clips over the whole response."""
@@ -38,6 +44,7 @@ class _Request:
     map_methods: list[Method]
     lags: list[int]
     lag: int
+    after: int
     horizons: list[int]
     noises: list[float]
     config: LearnConfig
@@ -57,9 +64,12 @@ def run_oracle(preset: str, out: Path, parts: str, given: dict[str, Any], consol
     request = _request(preset, out, given)
     if out.exists() and not out.is_dir():
         raise BraceError(f"--out {out}: is a file; name a folder")
+    for method in request.methods:
+        if method.kind in CRITIC_FREE and {"exact", "pairs"} & set(chosen):
+            raise BraceError(f"method {method.name!r}: has no value target; it can be asked for in curves and map only")
     torch.set_num_threads(1)  # the tensors are small: a second thread waits more than it works
     for part in chosen:
-        {"exact": _exact, "curves": _curves, "map": _map}[part](request, console)
+        {"exact": _exact, "pairs": _pairs, "curves": _curves, "map": _map}[part](request, console)
     _print(console, f"\nfiles: {out}")
 
 
@@ -70,9 +80,7 @@ def _request(preset: str, out: Path, given: dict[str, Any]) -> _Request:
             raise BraceError(f"--{name.replace('_', '-')} {given[name]:g}: must be above 0 (inf for no cap)")
     clips = {"rho_clip": given["rho_clip"], "c_clip": given["c_clip"]}
     lags = _numbers("--lags", given["lags"], int)
-    config = LearnConfig(
-        **{name: given[name] for name in ("steps", "batch", "seeds", "seed", "actor_lr", "critic_lr", "critic_bins")}
-    )
+    config = LearnConfig(**{name: given[name] for name in LEARN_OPTIONS})
     for value in (given["lag"], *lags):
         if value < 0:
             raise BraceError(f"lag {value}: must be at least 0")
@@ -83,13 +91,21 @@ def _request(preset: str, out: Path, given: dict[str, Any]) -> _Request:
     noises = _numbers("--map-noises", given["map_noises"], float)
     if not all(0 <= noise < math.inf for noise in noises):
         raise BraceError(f"--map-noises {given['map_noises']}: must be at least 0")
+    if not 0 <= given["noise"] < math.inf:
+        raise BraceError(f"--noise {given['noise']:g}: must be at least 0")
+    if given["after"] < 1:
+        raise BraceError(f"--after {given['after']}: must be at least 1 step")
+    task = make_preset(preset, **options)
+    if given["noise"]:
+        task = replace(task, engine=replace(task.engine, noise=given["noise"]))
     return _Request(
-        preset=make_preset(preset, **options),
+        preset=task,
         options=options,
         methods=[parse_method(name, **clips) for name in given["methods"].split(",")],
         map_methods=[parse_method(name, **clips) for name in given["map_methods"].split(",")],
         lags=lags,
         lag=given["lag"],
+        after=given["after"],
         horizons=horizons,
         noises=noises,
         config=config,
@@ -146,9 +162,9 @@ def _study_lines(result: dict[str, Any]) -> list[str]:
     return [
         headline,
         "\nerror of each target against V^pi (root mean square over positions), and its fixed point at the start",
-        text_table(["method", "V is", "fixed point", "bias", "spread", "rmse", "how"], targets),
+        text_table((["method", "V is", "fixed point", "bias", "spread", "rmse", "how"], targets)),
         "\nlargest offset of one application of BRACE at V^pi_rho",
-        text_table(["k", "Theta_k", "bound", "measured"], moved),
+        text_table((["k", "Theta_k", "bound", "measured"], moved)),
     ]
 
 
@@ -156,52 +172,35 @@ def _rms(x: Sequence[float]) -> float:
     return float((sum(v * v for v in x) / len(x)) ** 0.5)
 
 
+def _pairs(request: _Request, console: Console) -> None:
+    rows = pair_rows(request.preset, request.methods, request.lags, request.config, steps=request.after)
+    about = {"preset": request.preset.name, "horizon": request.preset.mdp.horizon, "config": asdict(request.config)}
+    write_json_atomic(request.out / "pairs.json", about | {"after": request.after, "pairs": rows})
+    tables.write_pair_tables(rows, request.out)
+    _print(console, f"\n{request.after} steps of PPO with {request.methods[0].name}, then exact, {PAIRS_SAID}")
+    _print(console, text_table(pair_table(rows)))
+
+
 def _curves(request: _Request, console: Console) -> None:
     rows: list[dict[str, Any]] = []
     about = {"preset": request.preset.name, "horizon": request.preset.mdp.horizon, "config": asdict(request.config)}
-    with Progress(console=console, transient=True) as progress:
-        steps = len(request.methods) * len(request.lags) * request.config.steps
-        task = progress.add_task("learning", total=steps)
-        found = curves(
-            request.preset, request.methods, request.lags, request.config, on_step=lambda _: progress.advance(task)
-        )
-        for row in found:
+    with _sweep(request, console, len(request.methods) * len(request.lags)) as store:
+        for row in curves(request.preset, request.methods, request.lags, request.config, run=store.row):
             rows.append(row)
             write_json_atomic(request.out / "curves.json", about | {"curves": rows})
     tables.write_curve_tables(rows, request.out)
     title = f"{request.preset.name}, {request.preset.mdp.horizon} tokens, batch {request.config.batch}"
     draw.draw_curves(rows, request.out, f"{title}, {request.config.seeds} seeds, 95 % interval")
-    base = request.methods[0].name
-    header = ["S", "method", "area", "end", f"area - {base}", "sd log w", "critic rmse", "window", "seconds"]
-    cells = [
-        [
-            str(row["lag"]),
-            row["method"],
-            _plus_minus(interval_of(row["area"])),
-            _plus_minus(interval_of(row["final"])),
-            _plus_minus(paired(row["area"], _first(rows, row["lag"])["area"]), sign="+"),
-            f"{row['ratio_spread']:.3f}",
-            f"{sum(row['critic_rmse']) / len(row['critic_rmse']):.3f}",
-            "" if row["mean_window"] is None else f"{row['mean_window']:.0f}",
-            f"{row['seconds']:.1f}",
-        ]
-        for row in rows
-    ]
     _print(console, f"\nsuccess, mean over the curve and at its end: {title}, {request.config.seeds} seeds")
-    _print(console, text_table(header, cells))
-
-
-def _first(rows: Sequence[dict[str, Any]], lag: int) -> dict[str, Any]:
-    return next(row for row in rows if row["lag"] == lag)
+    _print(console, text_table(curve_table(rows)))
 
 
 def _map(request: _Request, console: Console) -> None:
-    cells: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
     about = {"preset": request.preset.name, "config": asdict(request.config), "baseline": BASELINE}
     options = {name: value for name, value in request.options.items() if name != "horizon"}
-    total = len(request.horizons) * len(request.noises) * len(request.lags) * len(request.map_methods)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("map", total=total * request.config.steps)
+    cells = len(request.horizons) * len(request.noises) * len(request.lags) * len(request.map_methods)
+    with _sweep(request, console, cells) as store:
         found = boundary_map(
             lambda horizon: make_preset(request.preset.name, horizon=horizon, **options),
             request.map_methods,
@@ -209,53 +208,46 @@ def _map(request: _Request, console: Console) -> None:
             horizons=request.horizons,
             noises=request.noises,
             config=request.config,
-            on_step=lambda _: progress.advance(task),
+            run=store.row,
         )
-        for cell in found:
-            cells.append(cell)
-            write_json_atomic(request.out / "map.json", about | {"cells": cells})
-    tables.write_map_table(cells, request.out)
+        for point in found:
+            points.append(point)
+            write_json_atomic(request.out / "map.json", about | {"cells": points})
+    tables.write_map_tables(points, request.out)
     names = [method.name for method in request.map_methods]
     if BASELINE in names:
         for name in names:
             if name != BASELINE:
-                draw.draw_map(cells, request.out, method=name, baseline=BASELINE)
+                draw.draw_map(points, request.out, method=name, baseline=BASELINE)
     _print(
-        console, "\nmean success over the curve, and each automatic window against the best fixed target of the cell"
+        console, "\nmean success over the curve, and each automatic window against the best fixed target of the point"
     )
-    _print(console, _map_table(cells, names))
+    _print(console, text_table(map_table(points)))
 
 
-def _map_table(cells: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
-    automatic = [name for name in names if name.partition(":")[0] in AUTOMATIC]
-    has_fixed = len(automatic) < len(names)
-    header = ["S", "tokens", "noise", "sd log w", *names]
-    if has_fixed:
-        header += ["best fixed", *(f"{name} - best" for name in automatic)]
-    rows = []
-    for cell in cells:
-        row = [str(cell["lag"]), str(cell["horizon"]), f"{cell['noise']:g}", f"{cell['ratio_spread']:.3f}"]
-        row += [f"{interval_of(cell['area'][name])[0]:.3f}" for name in names]
-        if has_fixed:
-            best = best_fixed(cell)
-            row += [best, *(_plus_minus(paired(cell["area"][a], cell["area"][best]), sign="+") for a in automatic)]
-        rows.append(row)
-    return text_table(header, rows)
+@contextmanager
+def _sweep(request: _Request, console: Console, cells: int) -> Iterator[CellStore]:
+    """Cells that are kept as they finish, a bar that moves with every step and a line for every cell."""
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("learning", total=cells * request.config.steps)
+        done, run, spent = 0, 0, 0.0
 
+        def report(row: Row, is_old: bool) -> None:
+            nonlocal done, run, spent
+            done += 1
+            line = f"[{done}/{cells}] S = {row['lag']}, {row['method']}: area {mean_of(row['area']):.3f}"
+            if is_old:
+                progress.advance(task, request.config.steps)
+                _print(progress.console, f"{line}, from an earlier run")
+                return
+            run += 1
+            spent += row["seconds"]
+            left = timedelta(seconds=round((cells - done) * spent / run))
+            _print(progress.console, f"{line}, {row['seconds']:.1f} s, about {left} left")
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Right-aligned columns, never cut off, however narrow the terminal."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)
-    )
+        yield CellStore(request.out / FOLDER, on_cell=report, on_step=lambda _: progress.advance(task))
 
 
 def _print(console: Console, text: str) -> None:
-    """As it stands: no markup (``E[w]`` is none), no colours, no line breaks of rich's own."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _plus_minus(figures: tuple[float, float], *, sign: str = "") -> str:
-    mean, half = figures
-    return f"{mean:{sign}.3f} ± {half:.3f}"
+    """As it stands: no markup (``E[w]`` is none), no emoji (``:100:``), no colours, no line breaks of rich's own."""
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from brace_rl.oracle.methods import Method
 from brace_rl.oracle.targets import Responses, sampled_targets, sampled_windows
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.floating]
 
 
 class Paths(NamedTuple):
@@ -45,16 +46,20 @@ class Steps:
 
     Attributes:
         next_state, observations: of :class:`~brace_rl.oracle.mdp.TokenMDP`, one flat row per position.
+        seen: ``[H]`` the observation at every position, if it is the same in all states; else None.
     """
 
     mdp: TokenMDP
     next_state: list[IntArray]
     observations: list[IntArray]
+    seen: IntArray | None
 
     @classmethod
     def of(cls, mdp: TokenMDP) -> Steps:
         """Lay the tables out."""
-        return cls(mdp, list(mdp.next_state.flatten(1).numpy()), list(mdp.observations.numpy()))
+        observations = mdp.observations.numpy()
+        seen = observations[:, 0] if (observations == observations[:, :1]).all() else None
+        return cls(mdp, list(mdp.next_state.flatten(1).numpy()), list(observations), seen)
 
 
 def draw_paths(steps: Steps, logits: Tensor, *, batch: int, generator: torch.Generator) -> Paths:
@@ -64,21 +69,38 @@ def draw_paths(steps: Steps, logits: Tensor, *, batch: int, generator: torch.Gen
         logits: ``[tables, C, A]``; the responses of table ``i`` are rows ``i * batch`` to ``(i + 1) * batch - 1``.
     """
     mdp, tables = steps.mdp, logits.shape[0]
-    rows, last = tables * batch, mdp.actions - 1
+    rows = tables * batch
     # The cumulative probability of the last token is 1 up to rounding and not needed: what exceeds all others is it.
-    bounds = logits.detach().softmax(-1).cumsum(-1)[..., :-1].reshape(-1, last).numpy()
-    uniform = torch.rand(mdp.horizon, rows, 1, generator=generator, dtype=logits.dtype).numpy()
-    table = np.arange(tables).repeat(batch) * mdp.classes
+    bounds = logits.detach().softmax(-1).cumsum(-1)[..., :-1].reshape(-1, mdp.actions - 1).T.contiguous().numpy()
+    uniform = torch.rand(mdp.horizon, rows, generator=generator, dtype=logits.dtype).numpy()
+    table = np.arange(tables).repeat(batch) * logits.shape[1]  # a short response leaves classes unseen
     states, tokens = np.empty((2, mdp.horizon, rows), dtype=np.int64)
+    known: tuple[IntArray, IntArray] | None = None
+    if steps.seen is not None:  # no token hangs on the state: all of them at once
+        row = steps.seen[:, None] + table
+        known = row, _invert(uniform, row, bounds)
     state = np.full(rows, mdp.start)
     for t, (nxt, observe) in enumerate(zip(steps.next_state, steps.observations, strict=True)):
-        row = observe.take(state) + table
-        exceeds = uniform[t] > bounds.take(row, 0)
-        token = exceeds[:, 0] if last == 1 else exceeds.sum(1)
-        states[t] = state + t * mdp.states
-        tokens[t] = row * mdp.actions + token
+        if known is None:
+            row = observe.take(state) + table
+            token = _invert(uniform[t], row, bounds)
+            tokens[t] = row * mdp.actions + token
+        else:
+            token = known[1][t]
+        states[t] = state
         state = nxt.take(state * mdp.actions + token)
+    if known is not None:
+        tokens = known[0] * mdp.actions + known[1]
+    states += np.arange(mdp.horizon)[:, None] * mdp.states
     return Paths(*(torch.from_numpy(x).T.contiguous() for x in (states, tokens)))
+
+
+def _invert(uniform: FloatArray, row: IntArray, bounds: FloatArray) -> IntArray:
+    """Token of every uniform number: how many of the cumulative probabilities ``bounds [A - 1, rows]`` it exceeds."""
+    token: IntArray = (uniform > bounds[0].take(row)).astype(np.int64)
+    for bound in bounds[1:]:
+        token += uniform > bound.take(row)
+    return token
 
 
 def path_rewards(mdp: TokenMDP, paths: Paths, dtype: torch.dtype) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from brace_rl import core
-from brace_rl.oracle.methods import Method
+from brace_rl.oracle.methods import AUTOMATIC, CRITIC_FREE, Method
 
 
 class Responses(NamedTuple):
@@ -29,12 +28,12 @@ class Responses(NamedTuple):
 
 
 def sampled_windows(method: Method, responses: Responses, groups: int) -> Tensor | None:
-    """int64 windows of the kinds that choose them: ``[N, H]`` for ``path``, ``[groups]`` for ``drift``; else None.
+    """``[N, H]`` int64 windows of the kinds that choose them; else None.
 
     Args:
         groups: the rows are this many independent batches of equal size; a batch window is chosen for each.
     """
-    if method.kind not in ("drift", "path"):
+    if method.kind not in AUTOMATIC:
         return None
     behavior, target = responses.behavior_logprobs, responses.target_logprobs
     mask = torch.ones_like(behavior, dtype=torch.bool)
@@ -58,29 +57,27 @@ def sampled_windows(method: Method, responses: Responses, groups: int) -> Tensor
         ).window
         for b, t, m in zip(behavior.chunk(groups), target.chunk(groups), mask.chunk(groups), strict=True)
     ]
-    return torch.stack(chosen)
+    windows = torch.stack(chosen).repeat_interleave(len(behavior) // groups)
+    return windows[:, None].expand(behavior.shape)
 
 
 def sampled_targets(
-    method: Method, responses: Responses, *, windows: Tensor | None = None, gamma: float = 1.0
+    method: Method, responses: Responses, *, windows: Tensor | None = None, gamma: float = 1.0, groups: int = 1
 ) -> core.ValueTargets:
     """Targets and advantages of every token, from the library under test.
 
     Args:
         windows: from :func:`sampled_windows`, for the kinds that choose them.
+        groups: the rows are this many groups of equal size, for the kinds without a critic.
     """
-    if windows is not None and windows.dim() == 1:
-        groups = zip(*(x.chunk(len(windows)) for x in responses), windows.tolist(), strict=True)
-        each = [
-            sampled_targets(replace(method, kind="brace", parameter=window), Responses(*rows), gamma=gamma)
-            for *rows, window in groups
-        ]
-        return core.ValueTargets(*(torch.cat(parts) for parts in zip(*each, strict=True)))
     values, rewards, behavior, target = responses
     mask = torch.ones_like(values, dtype=torch.bool)
     plain: dict[str, Any] = {"values": values, "rewards": rewards, "policy_mask": mask}
-    if method.kind == "mc":
-        return core.monte_carlo_targets(**plain, gamma=gamma, check_inputs=False)
+    if method.kind == "mc" or method.kind in CRITIC_FREE:
+        returned = core.monte_carlo_targets(**plain, gamma=gamma, check_inputs=False)
+        if method.kind == "mc":
+            return returned
+        return returned._replace(advantages=_group_advantages(method, responses, mask, groups))
     if method.kind == "gae":
         return core.gae_targets(**plain, gamma=gamma, lam=method.parameter, check_inputs=False)
     ratios = plain | {"behavior_logprobs": behavior, "target_logprobs": target}
@@ -90,3 +87,17 @@ def sampled_targets(
     estimator = core.capped_targets if method.kind == "capped" else core.brace_targets
     window = method.window if windows is None else windows
     return estimator(**ratios, **clips, window=window, check_inputs=False)
+
+
+def _group_advantages(method: Method, responses: Responses, mask: Tensor, groups: int) -> Tensor:
+    returns = responses.rewards.sum(1)
+    return core.critic_free_advantages(
+        returns=returns,
+        baselines=returns.view(groups, -1).mean(1).repeat_interleave(len(returns) // groups),
+        behavior_logprobs=responses.behavior_logprobs,
+        target_logprobs=responses.target_logprobs,
+        policy_mask=mask,
+        window=method.window,
+        c_clip=method.c_clip,
+        check_inputs=False,
+    )

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from brace_rl.errors import ConfigError
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from brace_rl.config import TaskConfig, WarmStartConfig
     from brace_rl.tasks.base import Task
+    from brace_rl.tasks.settings import TaskSettings
 
 __all__ = ["build_task"]
 
 
-def build_task(config: TaskConfig, warm_start: WarmStartConfig, seed: int) -> Task:
+class WarmStart(Protocol):
+    """What a task is told of the supervised start."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def mistakes(self) -> float: ...
+
+
+def build_task(settings: TaskSettings, warm_start: WarmStart, seed: int) -> Task:
     """The task a recipe names.
 
     Args:
+        warm_start: with steps above 0 the task must have demonstrations, and its first one is made here.
         seed: of the training problems and the demonstrations; held-out problems are the same for every seed.
 
     Raises:
         ConfigError: the task cannot supply what the configuration asks for.
         DataError: a data file cannot be used.
     """
-    # Imported here: the calculator must not wait for the data libraries that only the other task needs.
-    if config.name == "calculator":
-        from brace_rl.tasks.calculator import CalculatorTask
+    # Imported here: a configuration is read without the data libraries that some tasks need.
+    from brace_rl.tasks.registry import task_class
 
-        return CalculatorTask(config, warm_start, seed, eval_split=config.eval_split)
-    if config.name == "gsm8k_tool":
-        from brace_rl.tasks.gsm8k import Gsm8kTask
-
-        return Gsm8kTask(config, seed)
-    raise ConfigError(f"task.name: {config.name!r} is not a task; use calculator or gsm8k_tool")
+    task = task_class(settings.name)(settings, seed=seed)
+    if warm_start.steps:
+        next(task.demonstrations(seed, mistakes=warm_start.mistakes))
+    return task

@@ -26,9 +26,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from brace_rl.config import TaskConfig, WarmStartConfig
+from pydantic import Field, model_validator
+
 from brace_rl.errors import ConfigError
 from brace_rl.tasks.base import Environment, Problem, Task, Transcript, TranscriptPiece
+from brace_rl.tasks.settings import GeneratedSettings
 from brace_rl.tasks.tools import (
     ANSWER_TAG,
     RESULT_TAG,
@@ -57,13 +59,29 @@ _INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2}
 
 
+class CalculatorSettings(GeneratedSettings):
+    """Generated arithmetic, solved with a calculator over several turns."""
+
+    name: str = "calculator"
+    operands: tuple[int, int] = Field((2, 4), description="fewest and most numbers in an expression")
+    max_number: int = Field(99, ge=1, le=10**9, description="largest number in an expression")
+    max_turns: int = Field(6, ge=1, description="model turns per episode; the episode ends unrewarded after the last")
+    operations_per_call: int = Field(1, ge=1, description="binary operations one tool call may hold")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> CalculatorSettings:
+        if self.operands[0] < 2 or self.operands[0] > self.operands[1]:
+            raise ValueError("task.operands: needs 2 <= fewest <= most")
+        return self
+
+
 @dataclass(frozen=True)
 class IntegerVerifier(Verifier):
     """Reward 1 for ``<answer>N</answer>`` with exactly this integer, written in digits."""
 
     answer: int
 
-    def judge(self, turn: str) -> Verdict:
+    async def judge(self, turn: str) -> Verdict:
         block = first_block(turn, (ANSWER_TAG,))
         if block is None:
             return UNANSWERED
@@ -76,27 +94,18 @@ class CalculatorTask(Task):
 
     Args:
         seed: of the training problems, their order and nothing else; the held-out problems are the same for every seed.
-        eval_split: where the held-out problems come from; ``dev`` while tuning.
 
     Raises:
-        ConfigError: the settings admit fewer distinct expressions than problems are asked for, or fewer turns than a
-            demonstration takes.
+        ConfigError: the settings admit fewer distinct expressions than problems are asked for.
     """
 
+    Settings = CalculatorSettings
     stop = (closing(CALL_TAG), closing(ANSWER_TAG))
 
-    def __init__(
-        self, config: TaskConfig, warm_start: WarmStartConfig, seed: int, *, eval_split: Literal["dev", "test"] = "test"
-    ) -> None:
-        if warm_start.steps and config.max_turns < config.operands[1]:
-            raise ConfigError(
-                f"task.max_turns: {config.max_turns} is too few for a demonstration with {config.operands[1]} numbers, "
-                f"which takes {config.operands[1]} turns; raise it or lower task.operands"
-            )
-        self._config = config
-        self._mistakes = warm_start.mistakes
-        self._train = generate_problems(config, split="train", count=config.train_problems, seed=seed)
-        self._eval = generate_problems(config, split=eval_split, count=config.eval_problems, seed=0)
+    def __init__(self, settings: CalculatorSettings, *, seed: int) -> None:
+        self._settings = settings
+        self._train = generate_problems(settings, split="train", count=settings.train_problems, seed=seed)
+        self._eval = generate_problems(settings, split=settings.eval_split, count=settings.eval_problems, seed=0)
 
     def train_problems(self) -> Sequence[Problem]:
         return self._train
@@ -106,16 +115,23 @@ class CalculatorTask(Task):
 
     def environment(self, problem: Problem) -> Environment:
         tool = CalculatorTool(
-            max_operations=self._config.operations_per_call, max_digits=TOOL_MAX_DIGITS, explain=False
+            max_operations=self._settings.operations_per_call, max_digits=TOOL_MAX_DIGITS, explain=False
         )
         verifier = IntegerVerifier(int(problem.answer))
-        return ToolEnvironment(tools={CALL_TAG: tool}, verifier=verifier, max_turns=self._config.max_turns)
+        return ToolEnvironment(tools={CALL_TAG: tool}, verifier=verifier, max_turns=self._settings.max_turns)
 
-    def demonstrations(self, seed: int) -> Iterator[Transcript]:
+    def demonstrations(self, seed: int, *, mistakes: float = 0.0) -> Iterator[Transcript]:
+        """Raises ConfigError where a demonstration takes more turns than an episode has."""
+        longest = self._settings.operands[1]
+        if self._settings.max_turns < longest:
+            raise ConfigError(
+                f"task.max_turns: {self._settings.max_turns} is too few for a demonstration with {longest} numbers, "
+                f"which takes {longest} turns; raise it or lower task.operands"
+            )
         rng = random.Random(f"demonstrations/{seed}")
         while True:
             problem = rng.choice(self._train)
-            if rng.random() < self._mistakes:
+            if rng.random() < mistakes:
                 solution = _mistaken_solution(problem, rng)
             else:
                 solution = _carry_out(problem.metadata["postfix"])
@@ -127,19 +143,19 @@ class CalculatorTask(Task):
         return build_calculator_tokenizer()
 
 
-def generate_problems(config: TaskConfig, *, split: Split, count: int, seed: int) -> list[Problem]:
+def generate_problems(settings: CalculatorSettings, *, split: Split, count: int, seed: int) -> list[Problem]:
     """``count`` distinct problems of one split. ``metadata["postfix"]`` holds the expression in postfix order.
 
     Raises:
         ConfigError: there are not that many.
     """
     rng = random.Random(f"calculator/{split}/{seed}")
-    largest = 10 * config.max_number + 9
+    largest = 10 * settings.max_number + 9
     seen: set[str] = set()
     problems: list[Problem] = []
     rejections = 0
     while len(problems) < count:
-        tree = _random_tree(rng, rng.randint(*config.operands), config.max_number, largest)
+        tree = _random_tree(rng, rng.randint(*settings.operands), settings.max_number, largest)
         key = canonical_form(tree)
         if key in seen or _bucket(key) != split:
             rejections += 1

@@ -16,14 +16,16 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from brace_rl.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+Row = TypeVar("Row")
 
 GOLD_MARK = "####"
 """What stands before the final answer in GSM8K."""
@@ -44,7 +46,7 @@ def load_dataset(path: str | Path) -> Dataset:
     rows: list[dict[str, Any]] = []
     places: dict[str, str] = {}
     file_format = ""
-    for number, (place, row) in enumerate(_read(path), start=1):
+    for number, (place, row) in enumerate(read_rows(path), start=1):
         row_format = _detect_format(row, place)
         file_format = file_format or row_format
         if row_format != file_format:
@@ -70,28 +72,59 @@ def load_splits(
 
     Evaluation rows are the first ``held_out`` of ``eval_data``, or the last ``held_out`` of ``data`` where there is no
     such file. Questions are compared without regard to case and spacing; one that is in both stays in the evaluation
-    rows. At most the first ``most_train`` of the remaining rows are trained on.
+    rows. At most the first ``most_train`` of the remaining rows are trained on. Without ``data`` (an evaluation alone)
+    there are no training rows.
 
     Raises:
         DataError: as :func:`load_dataset`, or nothing is left to train on.
     """
-    rows = load_dataset(data)
-    if eval_data:
+    if not data:
+        if not eval_data:
+            raise DataError("task.data: no file to read problems from; pass --data FILE")
         evaluation = load_dataset(eval_data)
-        evaluation = evaluation.select(range(min(held_out, len(evaluation))))
+        return evaluation.select([]), evaluation.select(range(min(held_out, len(evaluation))))
+    train, evaluation = split_rows(
+        list(load_dataset(data)),
+        list(load_dataset(eval_data)) if eval_data else None,
+        held_out=held_out,
+        most_train=most_train,
+        question=lambda row: _question_key(row["prompt"]),
+        place=str(data),
+    )
+    return _to_dataset(train), _to_dataset(evaluation)
+
+
+def split_rows(
+    rows: Sequence[Row],
+    evaluation: Sequence[Row] | None,
+    *,
+    most_train: int,
+    held_out: int,
+    question: Callable[[Row], str],
+    place: str,
+) -> tuple[list[Row], list[Row]]:
+    """:func:`load_splits` for rows of any kind.
+
+    Args:
+        rows: of the training file, in its order.
+        evaluation: of the evaluation file; None: the last ``held_out`` of ``rows``.
+        question: what two rows that ask the same have in common.
+        place: the training file, for the errors.
+    """
+    if evaluation is not None:
+        held = list(evaluation[:held_out])
     else:
         if len(rows) <= held_out:
             raise DataError(
-                f"{data}: {len(rows)} rows leave nothing to train on when {held_out} are held out; lower "
+                f"{place}: {len(rows)} rows leave nothing to train on when {held_out} are held out; lower "
                 f"task.eval_problems or give task.eval_data"
             )
-        evaluation = rows.select(range(len(rows) - held_out, len(rows)))
-        rows = rows.select(range(len(rows) - held_out))
-    held = {_question_key(prompt) for prompt in evaluation["prompt"]}
-    kept = [index for index, prompt in enumerate(rows["prompt"]) if _question_key(prompt) not in held]
+        held, rows = list(rows[len(rows) - held_out :]), rows[: len(rows) - held_out]
+    asked = {question(row) for row in held}
+    kept = [row for row in rows if question(row) not in asked]
     if not kept:
-        raise DataError(f"{data}: every question is also held out for evaluation; give other rows to train on")
-    return rows.select(kept[:most_train]), evaluation
+        raise DataError(f"{place}: every question is also held out for evaluation; give other rows to train on")
+    return kept[:most_train], held
 
 
 def _check_encodable(record: Mapping[str, Any], place: str) -> None:
@@ -120,8 +153,19 @@ def _to_dataset(rows: list[dict[str, Any]]) -> Dataset:
 # Reading: each reader yields (place, row), where place names file and line for the errors.
 
 
-def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet`` file, each with file and line for the errors.
+
+    Raises:
+        DataError: the file is missing, unreadable, empty or of another kind, or a row is not an object.
+    """
+    readers: dict[str, Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]] = {
+        ".jsonl": _read_jsonl,
+        ".json": _read_json,
+        ".csv": _read_csv,
+        ".tsv": lambda path: _read_csv(path, delimiter="\t"),
+        ".parquet": _read_parquet,
+    }
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name a file")
     if not path.exists():
@@ -167,6 +211,8 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     rows = _parse_json(_read_text(path), str(path))
+    if isinstance(rows, dict) and isinstance(rows.get("Data"), list):
+        rows = rows["Data"]  # TriviaQA wraps its rows
     if not isinstance(rows, list):
         raise DataError(f"{path}: must hold a list of rows; one object per line belongs in a .jsonl file")
     for number, row in enumerate(rows, start=1):
@@ -176,7 +222,7 @@ def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, row
 
 
-def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, Any]]]:
     line = 0
 
     # The reader's own line number lags by one when a line cannot be parsed.
@@ -187,7 +233,7 @@ def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield text
 
     try:
-        for row in csv.DictReader(lines(), strict=True):
+        for row in csv.DictReader(lines(), delimiter=delimiter, strict=True):
             place = f"{path}:{line}"
             if None in row or None in row.values():
                 raise DataError(f"{place}: has more or fewer fields than the header")

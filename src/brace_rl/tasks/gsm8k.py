@@ -4,6 +4,8 @@ The policy writes ``<calc>48/2</calc>`` wherever it wants something computed and
 answer is what follows ``####`` in its last turn, or stands in ``<answer></answer>``. Answers are compared as numbers
 where the gold answer is one, as text otherwise.
 
+With ``python_tool`` it may also run Python it writes, ``<python>print(48 / 2)</python>``, and reads what that printed.
+
 Demonstrations are GSM8K's own solutions: each annotation ``<<48/2=24>>`` becomes a call and the calculator's result.
 """
 
@@ -16,16 +18,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from brace_rl.config import TaskConfig
-from brace_rl.errors import DataError, ModelError
+from brace_rl.errors import DataError
 from brace_rl.tasks.arithmetic import ArithmeticInputError, evaluate, format_number
 from brace_rl.tasks.base import Environment, Problem, Task, Transcript, TranscriptPiece
 from brace_rl.tasks.data import GOLD_MARK, load_splits
+from brace_rl.tasks.python_tool import Limits, PythonTool, check_isolation
+from brace_rl.tasks.settings import DataSettings, PythonToolSettings, ToolSettings
 from brace_rl.tasks.tools import (
     ANSWER_TAG,
     RESULT_TAG,
     UNANSWERED,
     CalculatorTool,
+    Tool,
     ToolEnvironment,
     Verdict,
     Verifier,
@@ -36,9 +40,9 @@ from brace_rl.tasks.tools import (
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 CALL_TAG = "calc"
+PYTHON_TAG = "python"
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|-?\.\d+", re.ASCII)
 _LONGEST_ANSWER = 200
@@ -88,7 +92,7 @@ class ShortAnswerVerifier(Verifier):
 
     gold: str
 
-    def judge(self, turn: str) -> Verdict:
+    async def judge(self, turn: str) -> Verdict:
         block = first_block(turn, (ANSWER_TAG,))
         if block is not None:
             answer = block[1]
@@ -101,25 +105,38 @@ class ShortAnswerVerifier(Verifier):
         return Verdict(reward=float(right), success=right, answered=True)
 
 
+class Gsm8kSettings(DataSettings, ToolSettings, PythonToolSettings):
+    """Word problems (GSM8K, or questions with short answers) with a calculator, and Python on demand."""
+
+    name: str = "gsm8k_tool"
+
+
 class Gsm8kTask(Task):
     """See the module's docstring.
 
     Args:
-        config: ``data`` and ``eval_data`` name the files, see :mod:`brace_rl.tasks.data`.
+        settings: ``data`` and ``eval_data`` name the files, see :mod:`brace_rl.tasks.data`.
         seed: unused but for the order of demonstrations; problems keep the order of the file.
 
     Raises:
         DataError: a file cannot be used.
+        ConfigError: the Python tool is asked for on a machine that does not let it be isolated.
     """
 
-    stop = (closing(CALL_TAG), closing(ANSWER_TAG))
+    Settings = Gsm8kSettings
 
-    def __init__(self, config: TaskConfig, seed: int) -> None:
+    def __init__(self, settings: Gsm8kSettings, *, seed: int) -> None:
         self._seed = seed
-        self._max_turns = config.max_turns
-        self._data = config.data
+        self._settings = settings
+        self.max_observation_tokens = settings.max_observation_tokens
+        self._tools: dict[str, Tool] = {CALL_TAG: CalculatorTool()}
+        if settings.python_tool:
+            limits = _limits(settings)
+            check_isolation(limits)
+            self._tools[PYTHON_TAG] = PythonTool(limits)
+        self.stop = tuple(closing(tag) for tag in (*self._tools, ANSWER_TAG))
         train, evaluation = load_splits(
-            config.data, config.eval_data or None, most_train=config.train_problems, held_out=config.eval_problems
+            settings.data, settings.eval_data, most_train=settings.train_problems, held_out=settings.eval_problems
         )
         self._train, self._eval = self._problems(train), self._problems(evaluation)
 
@@ -131,12 +148,13 @@ class Gsm8kTask(Task):
 
     def environment(self, problem: Problem) -> Environment:
         return ToolEnvironment(
-            tools={CALL_TAG: CalculatorTool()},
+            tools=self._tools,
             verifier=ShortAnswerVerifier(problem.answer),
-            max_turns=self._max_turns,
+            max_turns=self._settings.max_turns,
+            tool_timeout_s=self._settings.tool_timeout_s,
         )
 
-    def demonstrations(self, seed: int) -> Iterator[Transcript]:
+    def demonstrations(self, seed: int, *, mistakes: float = 0.0) -> Iterator[Transcript]:
         """Gold solutions in random order.
 
         Raises:
@@ -144,33 +162,16 @@ class Gsm8kTask(Task):
         """
         solved = [problem for problem in self._train if problem.metadata["solution"]]
         if not solved:
-            raise DataError(f"{self._data}: has no worked solutions to learn from; set warm_start.steps = 0")
+            raise DataError(f"{self._settings.data}: has no worked solutions to learn from; set warm_start.steps = 0")
         rng = random.Random(f"demonstrations/{self._seed}/{seed}")
         while True:
             problem = rng.choice(solved)
-            yield Transcript(problem, solution_pieces(problem.metadata["solution"], most_calls=self._max_turns - 1))
-
-    def prompt_ids(self, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Tokenise through the model's chat template.
-
-        Raises:
-            ModelError: the model has none.
-        """
-        if tokenizer.chat_template is None:
-            raise ModelError(
-                f"{tokenizer.name_or_path}: has no chat template; use an instruct model, or put a chat_template.jinja "
-                f"into the model folder"
+            yield Transcript(
+                problem, solution_pieces(problem.metadata["solution"], most_calls=self._settings.max_turns - 1)
             )
-        from jinja2.exceptions import TemplateError
-
-        try:
-            return super().prompt_ids(problem, tokenizer)
-        except TemplateError:
-            # Some templates refuse a system message; its text then opens the user's.
-            return super().prompt_ids(_without_system(problem), tokenizer)
 
     def _problems(self, rows: Dataset) -> list[Problem]:
-        instructions = _instructions(self._max_turns - 1)
+        instructions = _instructions(self._settings.max_turns - 1, python=PYTHON_TAG in self._tools)
         return [
             Problem(
                 id=row["id"],
@@ -182,10 +183,25 @@ class Gsm8kTask(Task):
         ]
 
 
-def _instructions(calls: int) -> str:
+def _limits(settings: Gsm8kSettings) -> Limits:
+    return Limits(
+        wall_s=settings.python_wall_s,
+        cpu_s=settings.python_cpu_s,
+        memory_bytes=settings.python_memory_mb << 20,
+        output_bytes=settings.python_output_bytes,
+        isolated=settings.python_isolation,
+    )
+
+
+def _instructions(calls: int, *, python: bool) -> str:
+    also = (
+        "To run Python, write a script between <python> and </python>, for example <python>print(48 / 2)</python>; "
+        "what it prints is then inserted in the same way, and the next script starts afresh. "
+    )
     return (
         "Solve the problem step by step. To compute something, write an arithmetic expression between <calc> and "
-        "</calc>, for example <calc>48/2</calc>; the calculator then inserts <result>24</result>. You may use it at "
+        "</calc>, for example <calc>48/2</calc>; the calculator then inserts <result>24</result>. "
+        f"{also if python else ''}You may use {'them' if python else 'it'} at "
         f"most {calls} times. Give the final answer as a number after '#### ' on the last line, for example: #### 24"
     )
 
@@ -196,12 +212,6 @@ def _with_instructions(messages: Sequence[Mapping[str, str]], instructions: str)
     if first["role"] == "system":
         return ({"role": "system", "content": f"{first['content']}\n\n{instructions}"}, *map(dict, rest))
     return ({"role": "system", "content": instructions}, *map(dict, messages))
-
-
-def _without_system(problem: Problem) -> Problem:
-    system, question, *rest = (dict(message) for message in problem.prompt if not isinstance(message, str))
-    merged = {"role": question["role"], "content": f"{system['content']}\n\n{question['content']}"}
-    return Problem(problem.id, (merged, *rest), problem.answer, problem.metadata)
 
 
 def solution_pieces(solution: str, *, most_calls: int) -> tuple[TranscriptPiece, ...]:

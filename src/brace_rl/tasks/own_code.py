@@ -1,0 +1,44 @@
+"""Imports a user's own Python file: code they wrote and named, never a model's or a data set's."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from brace_rl.errors import ConfigError
+
+
+def own_module(path: Path, *, setting: str, form: str) -> ModuleType:
+    """The module in ``path``, imported once per process.
+
+    Args:
+        setting: that named it, for the errors.
+        form: what the setting should look like.
+
+    Raises:
+        ConfigError: no such file, or importing it fails; names the line.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{setting}: {path}: no such file; write {form}")
+    resolved = path.resolve()
+    # A name that depends on the path alone, so that objects of the module can be pickled within a run.
+    module_name = f"brace_rl_task_{resolved.stem}_{hashlib.blake2b(str(resolved).encode(), digest_size=6).hexdigest()}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, resolved)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{setting}: {path}: not a Python file; write {form}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(resolved)]
+        where = f"{path}:{lines[-1]}" if lines else str(path)
+        raise ConfigError(f"{setting}: {where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    return module

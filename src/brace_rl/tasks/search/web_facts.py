@@ -1,0 +1,118 @@
+"""Longer chains over pages, half of them false: the embedded form of :mod:`.web_research`.
+
+Everybody has two pages under the same title, one a ``record`` with the facts of the world, the other a ``rumour`` with
+other facts. Results show ids and titles alone, so the policy opens both, at the same time, and goes on with what the
+record says::
+
+    policy        <search>bako boss</search><information>
+    environment   p17 bako ; p204 bako ; p90 rilu ;</information>
+    policy        <open>p17</open><open>p204</open><information>
+    environment   bako rumour boss tema friend .. bako record boss rilu friend ..</information>
+
+**Demonstrations** with a mistake end in a wrong answer; the kinds, equally likely, are: stopping one hop early, opening
+and believing the rumour alone, and following another relation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from brace_rl.errors import ConfigError
+from brace_rl.tasks.base import TranscriptPiece
+from brace_rl.tasks.search.corpus import Document
+from brace_rl.tasks.search.environment import INFORMATION_OPENING
+from brace_rl.tasks.search.facts import END, POSSESSIVE, RELATIONS, Chain, World, make_world, names
+from brace_rl.tasks.search.generated import GeneratedTask, answer, information, policy
+from brace_rl.tasks.search.retrievers import LocalRetriever
+from brace_rl.tasks.search.settings import WebFactsSettings
+from brace_rl.tasks.search.tools import OPEN_TAG, SEARCH_TAG, OpenTool, SearchTool, Shown
+from brace_rl.tasks.tools import Tool, tagged
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RECORD, RUMOUR = "record", "rumour"
+_SEPARATOR = ";"
+_WHOLE_PAGE = 10_000
+
+
+def render_titles(documents: Sequence[Document]) -> str:
+    """``p17 bako ; p204 bako ;``."""
+    return " ".join(f"{document.id} {document.title} {_SEPARATOR}" for document in documents)
+
+
+class WebFactsTask(GeneratedTask):
+    """See the module's docstring.
+
+    Raises:
+        ConfigError: fewer than two calls are allowed in a turn, which the demonstrations need.
+    """
+
+    Settings = WebFactsSettings
+    tags = (SEARCH_TAG, OPEN_TAG)
+
+    def __init__(self, settings: WebFactsSettings, *, seed: int) -> None:
+        if settings.max_calls_per_turn < 2:
+            raise ConfigError("task.max_calls_per_turn: web_facts opens two pages at once; use 2 or more")
+        super().__init__(settings, seed=seed)
+
+    def documents(self, world: World, key: str) -> list[Document]:
+        rumours = make_world(people=len(world.people), relations=len(world.facts), key=f"{key}/rumours")
+        pages = [
+            (person, f"{person} {kind} " + " ".join(f"{relation} {of[person]}" for relation, of in facts.items()))
+            for kind, facts in ((RECORD, world.facts), (RUMOUR, rumours.facts))
+            for person in world.people
+        ]
+        # Shuffled, since equally good documents are returned in the order of the corpus.
+        random.Random(f"documents/{key}").shuffle(pages)
+        return [Document(_page_id(row), title, text) for row, (title, text) in enumerate(pages)]
+
+    def tools(self, retriever: LocalRetriever) -> dict[str, Tool]:
+        shown = Shown()
+        return {
+            SEARCH_TAG: SearchTool(retriever, self._settings.top_k, render_titles, shown),
+            OPEN_TAG: OpenTool(retriever, page=_WHOLE_PAGE, headed=False, shown=shown),
+        }
+
+    def solve(
+        self, chain: Chain, world: World, retriever: LocalRetriever, rng: random.Random, *, mistaken: bool
+    ) -> list[TranscriptPiece]:
+        kinds = ("early", "rumour", "relation") if len(chain.path) > 1 else ("rumour", "relation")
+        kind = rng.choice(kinds) if mistaken else ""
+        path = list(chain.path[:-1] if kind == "early" else chain.path)
+        wrong_hop = rng.randrange(len(path))
+        if kind == "relation":
+            path[wrong_hop] = rng.choice(
+                [relation for relation in world.facts if relation not in chain.path[: wrong_hop + 1]]
+            )
+        person, pieces = chain.start, []
+        for hop, relation in enumerate(path):
+            query = f"{person} {relation}"
+            results = retriever.find(query, self._settings.top_k)
+            pages = [document for document in results if document.title == person]
+            if kind == "rumour" and hop == wrong_hop:
+                pages = [page for page in pages if RUMOUR in page.text.split()]
+            believed = next((page for page in pages if RECORD in page.text.split()), pages[0]).text.split()
+            pieces += [
+                policy(tagged(SEARCH_TAG, query) + INFORMATION_OPENING),
+                information(render_titles(results), opened=True),
+                policy("".join(tagged(OPEN_TAG, page.id) for page in pages) + INFORMATION_OPENING),
+                information("".join(f"{page.text}\n" for page in pages), opened=True),
+            ]
+            person = believed[believed.index(relation) + 1]
+        return [*pieces, answer(person)]
+
+    def build_tokenizer(self) -> PreTrainedTokenizerBase:
+        from brace_rl.tasks.search.words import build_word_tokenizer
+
+        people, relations = self._settings.people, RELATIONS[: self._settings.relations]
+        pages = [_page_id(row) for row in range(2 * people)]
+        return build_word_tokenizer(
+            self.tags, [POSSESSIVE, END, _SEPARATOR, RECORD, RUMOUR, *relations, *names()[:people], *pages]
+        )
+
+
+def _page_id(row: int) -> str:
+    return f"p{row}"
