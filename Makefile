@@ -49,7 +49,7 @@ bench-frameworks: .venv-frameworks/.installed
 .venv-frameworks/.installed: constraints.txt
 	$(PYTHON) -m venv .venv-frameworks
 	.venv-frameworks/bin/python -m pip install --quiet --upgrade pip
-	.venv-frameworks/bin/python -m pip install --quiet torch==2.13.0 torchrl==0.14.1 \
+	.venv-frameworks/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" torchrl==0.14.1 \
 		'transformers==5.9.0' 'ray>=2.41' hydra-core codetiming
 	.venv-frameworks/bin/python -m pip install --quiet --no-deps verl==0.9.1
 	touch $@

@@ -74,8 +74,8 @@ def test_no_mark_where_the_difference_may_be_nothing():
 
 def test_no_mark_while_a_method_that_scatters_may_be_better():
     figures = {
-        "a": {seed: 0.50 for seed in range(5)},
-        "runner-up": {seed: 0.45 for seed in range(5)},
+        "a": dict.fromkeys(range(5), 0.5),
+        "runner-up": dict.fromkeys(range(5), 0.45),
         "wild": {0: 0.9, 1: 0.0, 2: 0.9, 3: 0.0, 4: 0.1},
     }
     assert leader(figures) == "a"

@@ -234,6 +234,12 @@ def test_without_isolation_limits_still_hold() -> None:
     assert "MemoryError" in refusal("x = bytearray(2 << 30)", limits)
 
 
+@pytest.mark.parametrize("isolated", [pytest.param(True, marks=needs_isolation), False])
+def test_code_that_closes_its_output_and_stays_is_stopped_too(isolated: bool) -> None:
+    code = "import os, time\nos.close(1)\nos.close(2)\ntime.sleep(600)"
+    assert refusal(code, Limits(wall_s=1.5, isolated=isolated)) == "error: stopped after 1.5 s"
+
+
 def test_a_machine_that_refuses_isolation_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     child = tmp_path / "child.py"
     child.write_text("import os, sys\nos.write(int(sys.argv[2]), b'unshare: Operation not permitted')\n")

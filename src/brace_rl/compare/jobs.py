@@ -140,7 +140,8 @@ def stopped_by_signals() -> Iterator[None]:
 def _stop(processes: Sequence[Process], *, poll_s: float, grace_s: float) -> None:
     try:
         for process in processes:
-            process.terminate()
+            if process.poll() is None:
+                process.terminate()
         deadline = time.monotonic() + grace_s
         while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
             time.sleep(poll_s)

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from pydantic import model_validator
+
 from brace_rl.errors import DataError
 from brace_rl.tasks.arithmetic import ArithmeticInputError, evaluate, format_number
 from brace_rl.tasks.base import Environment, Problem, Task, Transcript, TranscriptPiece
@@ -109,6 +111,15 @@ class Gsm8kSettings(DataSettings, ToolSettings, PythonToolSettings):
     """Word problems (GSM8K, or questions with short answers) with a calculator, and Python on demand."""
 
     name: str = "gsm8k_tool"
+
+    @model_validator(mode="after")
+    def _python_ends_first(self) -> Gsm8kSettings:
+        if self.python_tool and self.python_wall_s >= self.tool_timeout_s:
+            raise ValueError(
+                f"task.python_wall_s: {self.python_wall_s:g} s must be below task.tool_timeout_s = "
+                f"{self.tool_timeout_s:g}, or the policy never reads what a long script printed"
+            )
+        return self
 
 
 class Gsm8kTask(Task):

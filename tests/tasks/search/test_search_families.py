@@ -232,8 +232,9 @@ def test_the_small_recipes_build_their_tasks():
         assert config.algorithm.value_target == "brace"
         task = build_task(config.task, config.warm_start, config.run.seed)
         assert isinstance(task, task_class)
+        tokenizer = task.build_tokenizer()
         longest = max(
-            sum(len(task.build_tokenizer().encode(piece.text, add_special_tokens=False)) for piece in transcript.pieces)
+            sum(len(tokenizer.encode(piece.text, add_special_tokens=False)) for piece in transcript.pieces)
             for transcript, _ in zip(task.demonstrations(0), range(50), strict=False)
         )
         assert longest < config.rollout.max_response_tokens

@@ -6,11 +6,12 @@ import json
 import math
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
-from brace_rl.errors import DataError
+from brace_rl.errors import ConfigError, DataError
 from brace_rl.tasks.search.corpus import Document, split_title
 from brace_rl.tasks.search.index import Bm25, index_documents, open_index, words_of
 from brace_rl.tasks.search.retrievers import FileRetriever
@@ -177,6 +178,20 @@ def test_equal_scores_come_in_order_of_the_rows_also_at_the_border():
 @pytest.mark.parametrize("query", ["", "the", "unknown words", "?!"])
 def test_a_query_without_a_known_word_finds_nothing(query):
     assert index_documents([Document("a", "", "cat"), Document("b", "", "dog")]).ranking.top(query, 3) == []
+
+
+def test_without_bm25s_its_installation_is_explained(tmp_path, monkeypatch):
+    corpus = write(tmp_path / "c.jsonl", ROWS)
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"needs bm25s; pip install 'brace-rl\[tasks\]'"):
+            open_index(corpus)
+    monkeypatch.undo()
+    open_index(corpus)
+    open_index.cache_clear()
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    with pytest.raises(ConfigError, match="needs bm25s"):
+        open_index(corpus)
 
 
 def test_a_pickled_retriever_holds_the_paths_and_not_the_index(tmp_path):

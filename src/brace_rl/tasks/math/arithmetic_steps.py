@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Literal
 from brace_rl.errors import ConfigError
 from brace_rl.tasks.base import Environment, Problem, Task, Transcript, TranscriptPiece
 from brace_rl.tasks.math.overlong import OverlongTask
-from brace_rl.tasks.math.scoring import MathVerifier
+from brace_rl.tasks.math.scoring import AnswerEnvironment, MathVerifier
 from brace_rl.tasks.math.settings import ArithmeticStepsSettings
 from brace_rl.tasks.tokenizer import BOS, EOS, PAD, SPECIAL, UNKNOWN
-from brace_rl.tasks.tools import ToolEnvironment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,7 +67,7 @@ class ArithmeticStepsTask(OverlongTask, Task):
         return self._eval
 
     def environment(self, problem: Problem) -> Environment:
-        return ToolEnvironment(tools={}, verifier=MathVerifier(problem.answer, answer_format="boxed"), max_turns=1)
+        return AnswerEnvironment(MathVerifier(problem.answer, answer_format="boxed"))
 
     def demonstrations(self, seed: int, *, mistakes: float = 0.0) -> Iterator[Transcript]:
         rng = random.Random(f"demonstrations/{seed}")

@@ -1,10 +1,11 @@
-"""The verifier of the family."""
+"""The verifier of the family, and its environment: one turn, judged."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 
+from brace_rl.tasks.base import Environment, StepResult
 from brace_rl.tasks.math.equivalence import decide
 from brace_rl.tasks.math.extract import AnswerFormat, extract_answer
 from brace_rl.tasks.math.workers import DEFAULT_LIMITS, Limits, Outcome, shared_workers
@@ -23,8 +24,8 @@ class MathVerifier(Verifier):
         answer_format: where the answer is looked for.
         limits: of math-verify, in processes shared by all episodes of this process.
 
-    Reported: ``answered``, and where an answer took a worker ``answer_limit_hit``, 1 where it ran into a limit and was
-    judged wrong for it. An answer that cannot be judged, because no worker can be started, excludes the episode.
+    Reported: ``answer_limit_hit``, 1 where an answer ran into a limit and was judged wrong for it. An answer that cannot
+    be judged, because no worker can be started, excludes the episode.
     """
 
     gold: str
@@ -53,3 +54,20 @@ class MathVerifier(Verifier):
             return Outcome.SAME if verdict else Outcome.DIFFERENT
         workers = shared_workers(self.limits)
         return await asyncio.wrap_future(workers.submit(answer, self.gold))
+
+
+class AnswerEnvironment(Environment):
+    """An episode of one turn, which the verifier judges. Reports ``answered`` beside the verifier's figures."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+
+    async def step(self, action: str) -> StepResult:
+        verdict = await self._verifier.judge(action)
+        return StepResult(
+            reward=verdict.reward,
+            done=True,
+            success=verdict.success,
+            excluded=verdict.excluded,
+            info={"answered": float(verdict.answered), **verdict.info},
+        )

@@ -13,10 +13,9 @@ from brace_rl.tasks.base import Environment, Messages, Problem, Task
 from brace_rl.tasks.data import split_rows
 from brace_rl.tasks.math.data import MathFile, MathRow, load_problems
 from brace_rl.tasks.math.overlong import OverlongTask
-from brace_rl.tasks.math.scoring import MathVerifier
+from brace_rl.tasks.math.scoring import AnswerEnvironment, MathVerifier
 from brace_rl.tasks.math.settings import MathSettings
 from brace_rl.tasks.math.workers import Limits
-from brace_rl.tasks.tools import ToolEnvironment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +64,7 @@ class MathTask(OverlongTask, Task):
 
     def environment(self, problem: Problem) -> Environment:
         verifier = MathVerifier(problem.answer, answer_format=self.settings.answer_format, limits=self._limits)
-        return ToolEnvironment(tools={}, verifier=verifier, max_turns=1)
+        return AnswerEnvironment(verifier)
 
     def prompt_ids(self, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Through the model's chat template; as plain text where the model, a base model, has none."""

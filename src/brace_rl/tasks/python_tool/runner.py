@@ -82,19 +82,11 @@ def run_python(code: str, limits: Limits) -> Outcome:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="brace-python-", ignore_cleanup_errors=True))
         ready_read, ready_write = os.pipe()
         stack.callback(os.close, ready_read)
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-X", "utf8", str(CHILD), json.dumps(asdict(limits)), str(ready_write)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(ready_write,),
-            start_new_session=True,
-            # Isolated, root becomes nobody, who may not enter the folder; the code gets one in its own root.
-            cwd="/" if limits.isolated else folder,
-            env={"PATH": os.defpath, "HOME": "/work" if limits.isolated else folder, "PYTHONDONTWRITEBYTECODE": "1"},
-        )
+        try:
+            process = _start(limits, folder, ready_write)
+        finally:
+            os.close(ready_write)
         stack.callback(_reap, process)
-        os.close(ready_write)
         assert process.stdin is not None
         assert process.stdout is not None
         deadline = time.monotonic() + limits.wall_s
@@ -102,8 +94,12 @@ def run_python(code: str, limits: Limits) -> Outcome:
             process.stdin.write(code.encode("utf-8", errors="replace"))
             process.stdin.close()
         output, ended = _read(process.stdout, limits.output_bytes, deadline)
-        if ended != "exit":
-            _kill(process)
+        if ended == "exit":
+            try:  # the output may be closed while the code goes on
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                ended = "wall"
+        _kill(process)
         status = process.wait()
         ready = os.read(ready_read, LONGEST_MESSAGE)
     if ready not in (b"ready", b"") or (not ready and ended == "exit"):
@@ -129,6 +125,21 @@ def check_isolation(limits: Limits) -> None:
             f"task.python_tool: a first program failed under the limits of task.python_*: "
             f"{' '.join(outcome.output.split())[:200] or outcome}; raise them"
         )
+
+
+def _start(limits: Limits, folder: str, ready: int) -> subprocess.Popen[bytes]:
+    """The child, which writes to the pipe ``ready`` when it is about to run the code, or why it cannot."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-X", "utf8", str(CHILD), json.dumps(asdict(limits)), str(ready)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(ready,),
+        start_new_session=True,
+        # Isolated, root becomes nobody, who may not enter the folder; the code gets one in its own root.
+        cwd="/" if limits.isolated else folder,
+        env={"PATH": os.defpath, "HOME": "/work" if limits.isolated else folder, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
 
 
 def _read(stream: IO[bytes], most: int, deadline: float) -> tuple[bytes, Literal["exit", "wall", "output"]]:

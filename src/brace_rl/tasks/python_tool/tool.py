@@ -34,8 +34,10 @@ class PythonTool(Tool):
             raise ToolError(_joined(output, f"error: stopped after {self.limits.wall_s:g} s"))
         if outcome.ended == "output":
             raise ToolError(_joined(output, f"error: stopped, more than {self.limits.output_bytes} bytes of output"))
-        if outcome.status in (128 + signal.SIGXCPU, 128 + signal.SIGKILL):
+        if outcome.status == 128 + signal.SIGXCPU:
             raise ToolError(_joined(output, f"error: stopped after {self.limits.cpu_s} s of CPU time"))
+        if outcome.status > 128:
+            raise ToolError(_joined(output, f"error: killed by signal {outcome.status - 128}"))
         if outcome.status != 0:
             raise ToolError(_joined(output, f"error: exit status {outcome.status}"))
         return output or "(no output)"

@@ -21,13 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bm25s
 import numpy as np
 import numpy.typing as npt
-from bm25s.stopwords import STOPWORDS_EN
 from safetensors.numpy import load_file, save_file
 
-from brace_rl.errors import DataError
+from brace_rl.errors import BraceError, ConfigError, DataError
 from brace_rl.files import atomic_directory, write_json_atomic
 from brace_rl.tasks.search.corpus import (
     CorpusFile,
@@ -47,14 +45,18 @@ FORMAT = 1
 """Raised whenever an older folder must not be read: another layout, or words cut differently."""
 
 _WORD = re.compile(r"[^\W_]+")
-_LEFT_OUT = frozenset(STOPWORDS_EN)
+_LEFT_OUT = re.compile(
+    r"a|an|and|are|as|at|be|but|by|for|if|in|into|is|it|no|not|of|on|or|such|that|the|their|then|there|these|they|this"
+    r"|to|was|will|with"
+)
+"""Lucene's list."""
 
 
 def words_of(text: str) -> list[str]:
     """The words of a text or query, in order, as they are indexed."""
     if not text.isascii():
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    return [word for word in _WORD.findall(text.casefold()) if word not in _LEFT_OUT]
+    return [word for word in _WORD.findall(text.casefold()) if not _LEFT_OUT.fullmatch(word)]
 
 
 @dataclass
@@ -93,14 +95,14 @@ class Bm25:
             tokens.flat.extend(tokens.vocab.setdefault(word, len(tokens.vocab)) for word in words_of(text))
             tokens.ends.append(len(tokens.flat))
         tokens.vocab.setdefault("", len(tokens.vocab))
-        model = bm25s.BM25()
+        model = _bm25s().BM25()
         model.index(tokens, create_empty_token=False, show_progress=False)
         return cls(model)
 
     @classmethod
     def load(cls, folder: Path) -> Bm25:
         """Read what :meth:`save` wrote; the arrays stay on the disk and are read as they are needed."""
-        return cls(bm25s.BM25.load(str(folder), mmap=True, allow_pickle=False))
+        return cls(_bm25s().BM25.load(str(folder), mmap=True, allow_pickle=False))
 
     def save(self, folder: Path) -> None:
         self._model.save(str(folder), allow_pickle=False)
@@ -123,6 +125,14 @@ class Bm25:
         rows = np.concatenate([above, np.flatnonzero(scores == border)[: count - len(above)]])
         order = np.lexsort((rows, -scores[rows]))
         return [(int(row), float(scores[row])) for row in rows[order]]
+
+
+def _bm25s() -> Any:
+    try:
+        import bm25s
+    except ImportError:
+        raise ConfigError("task.name: searching a corpus needs bm25s; pip install 'brace-rl[tasks]'") from None
+    return bm25s
 
 
 @dataclass(frozen=True)
@@ -154,6 +164,7 @@ def open_index(corpus: Path, folder: Path | None = None) -> Index:
 
     Raises:
         DataError: the corpus cannot be used, repeats an id, or is not the one the index was made from.
+        ConfigError: bm25s is not installed.
         BraceError: the index cannot be written.
     """
     folder = folder or corpus.with_name(corpus.name + SUFFIX)
@@ -217,6 +228,8 @@ def _load(corpus: Path, folder: Path) -> Index:
         places = load_file(folder / PLACES)
         documents = CorpusFile(corpus, places["offsets"], places["hashes"], places["rows"])
         return Index(documents, Bm25.load(folder))
+    except BraceError:
+        raise
     except Exception as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{folder}: a damaged index ({first}); delete the folder, and it is built again") from None
