@@ -40,7 +40,7 @@ def imported_parts(package):
                 continue
             for module in modules:
                 parts = module.split(".")
-                if parts[0] == "brace_rl" and len(parts) > 1:
+                if parts[0] == "brace_rl" and len(parts) > 1 and parts[1] != "__version__":
                     yield parts[1], path
 
 

@@ -234,7 +234,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> Config:
-        schedule, algorithm, model = self.schedule, self.algorithm, self.model
+        schedule, model = self.schedule, self.model
         self.task.check_training(model_path=model.path)
         if schedule.mode == "sync" and schedule.max_staleness > 0:
             raise ValueError(
@@ -270,13 +270,13 @@ class Config(Section):
         algorithm = self.algorithm
         if algorithm.value_target == "none" and algorithm.advantage not in GROUP_ADVANTAGES:
             raise ValueError(
-                f"algorithm.advantage: {algorithm.advantage} reads a critic, and algorithm.value_target = 'none' has none; "
-                f"use one of {', '.join(GROUP_ADVANTAGES)}, or a value target"
+                f"algorithm.advantage: {algorithm.advantage} reads a critic, and algorithm.value_target = 'none' has "
+                f"none; use one of {', '.join(GROUP_ADVANTAGES)}, or a value target"
             )
         if algorithm.advantage in GROUP_ADVANTAGES and self.rollout.samples_per_prompt < 2:
             raise ValueError(
-                f"rollout.samples_per_prompt: algorithm.advantage = {algorithm.advantage!r} compares the responses to one "
-                "prompt; set it to 2 or more"
+                f"rollout.samples_per_prompt: algorithm.advantage = {algorithm.advantage!r} compares the responses to "
+                "one prompt; set it to 2 or more"
             )
         if self.actor.fresh_only and self.schedule.max_staleness > 0:
             raise ValueError(

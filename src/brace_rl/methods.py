@@ -18,7 +18,7 @@ from brace_rl.section import did_you_mean
 Settings = dict[str, dict[str, Any]]
 """Section -> key -> value. The table ``actor`` stands for the whole section, any other for the keys it names."""
 
-PPO_CRITIC: Mapping[str, Any] = {"value_target": "monte_carlo", "advantage": "eq27", "whiten_advantages": True}
+PPO_CRITIC: dict[str, Any] = {"value_target": "monte_carlo", "advantage": "eq27", "whiten_advantages": True}
 """PPO at gamma = lambda = 1: the critic is fitted to the return, the advantage is return less value."""
 
 UNPUBLISHED: Mapping[str, Mapping[str, Any]] = {
@@ -109,8 +109,8 @@ def sao() -> Settings:
 def vapo() -> Settings:
     """VAPO (arXiv 2504.05118): lambda 1 for the critic, ``1 - 1/(0.05 l)`` for the policy, value pre-training.
 
-    Pre-training ends once the critic explains half of the variance, or after ``optim.critic_warmup_steps``. Departs: the
-    level of one half is ours; the imitation loss on right answers and group sampling are left out.
+    Pre-training ends once the critic explains half of the variance, or after ``optim.critic_warmup_steps``. Departs:
+    that half is ours; the imitation loss on right answers and group sampling are left out.
     """
     return {
         "algorithm": PPO_CRITIC | {"advantage": "gae", "policy_lam_alpha": 0.05},

@@ -69,10 +69,8 @@ class CompareFolder:
         """Make the folder and take a copy of the recipe.
 
         Raises:
-            BraceError: it is a file, or cannot be written.
+            BraceError: it cannot be written.
         """
-        if self.out.exists() and not self.out.is_dir():
-            raise BraceError(f"--out: {self.out} is a file; name a folder")
         write_text_atomic(self.recipe, recipe.read_text(encoding="utf-8"))
 
     @contextmanager
@@ -80,8 +78,10 @@ class CompareFolder:
         """Hold the folder; yields a descriptor that keeps it held as long as any process that inherited it lives.
 
         Raises:
-            BraceError: another comparison, or a cell that one left behind, is at work in it.
+            BraceError: it is a file; or another comparison, or a cell that one left behind, is at work in it.
         """
+        if self.out.exists() and not self.out.is_dir():
+            raise BraceError(f"--out: {self.out} is a file; name a folder")
         self.out.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.out / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -145,6 +145,12 @@ def padded_tokens(lengths: Sequence[int], token_budget: int) -> int:
     return sum(len(group) * lengths[group[0]] for group in groups)
 
 
+def token_counts(lengths: Sequence[int], parts: Sequence[Sequence[int]], token_budget: int) -> dict[str, float]:
+    """Tokens, padding included, that an update's passes over a batch see: once to evaluate it, once in its parts."""
+    update = sum(padded_tokens([lengths[row] for row in rows], token_budget) for rows in parts)
+    return {"tokens/evaluate": float(padded_tokens(lengths, token_budget)), "tokens/update": float(update)}
+
+
 def minibatch_rows(size: int, parts: int, seed: int) -> list[list[int]]:
     """Split ``size`` rows into ``parts`` minibatches of nearly equal size, shuffled when there is more than one."""
     order = torch.arange(size)

@@ -174,27 +174,29 @@ def _gae_advantages(algorithm: AlgorithmConfig, batch: Batch, before: Evaluation
     With ``policy_lam_alpha`` the lambda of a response of ``l`` policy tokens is ``1 - 1 / (alpha l)``, at least 0
     (VAPO, arXiv 2504.05118).
     """
-    common: dict[str, Any] = {"values": before.values, "rewards": batch.rewards, "gamma": algorithm.gamma}
+    everything = torch.ones(len(batch), dtype=torch.bool, device=before.values.device)
     if algorithm.policy_lam_alpha == 0:
-        return core.gae_targets(
-            **common,
-            policy_mask=batch.policy_mask,
-            lam=algorithm.policy_lam,
-            bootstrap_values=before.bootstrap_values,
-        ).advantages
+        return _gae_of_rows(algorithm, batch, before, everything, algorithm.policy_lam)
     advantages = torch.zeros_like(before.values)
     tokens = batch.policy_mask.sum(1)
     for length in tokens.unique().tolist():
         rows = (tokens == length) & (length > 0)
         if not rows.any():
             continue
-        advantages[rows] = core.gae_targets(
-            **{name: x[rows] if isinstance(x, Tensor) else x for name, x in common.items()},
-            policy_mask=batch.policy_mask[rows],
-            lam=length_adaptive_lam(algorithm.policy_lam_alpha, length),
-            bootstrap_values=None if before.bootstrap_values is None else before.bootstrap_values[rows],
-        ).advantages
+        lam = length_adaptive_lam(algorithm.policy_lam_alpha, length)
+        advantages[rows] = _gae_of_rows(algorithm, batch, before, rows, lam)
     return advantages
+
+
+def _gae_of_rows(algorithm: AlgorithmConfig, batch: Batch, before: Evaluation, rows: Tensor, lam: float) -> Tensor:
+    return core.gae_targets(
+        values=before.values[rows],
+        rewards=batch.rewards[rows],
+        policy_mask=batch.policy_mask[rows],
+        gamma=algorithm.gamma,
+        lam=lam,
+        bootstrap_values=None if before.bootstrap_values is None else before.bootstrap_values[rows],
+    ).advantages
 
 
 def length_adaptive_lam(alpha: float, length: int) -> float:

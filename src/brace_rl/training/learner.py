@@ -16,14 +16,13 @@ from brace_rl.config import Config
 from brace_rl.diagnostics import batch as diagnostics
 from brace_rl.errors import DivergedError, StalenessError
 from brace_rl.training.actor_loss import ActorObjective
-from brace_rl.training.batch import Batch, micro_batches, minibatch_rows, padded_tokens
+from brace_rl.training.batch import Batch, micro_batches, minibatch_rows, token_counts
 from brace_rl.training.clock import PhaseClock
 from brace_rl.training.estimates import Estimates, Evaluation, estimates, group_rewards
 from brace_rl.training.learning_rate import ess_scaled_lr, staleness_scaled_lr
 from brace_rl.training.logprobs import TokenLogprobs, token_logprobs
 from brace_rl.training.models import Critic
 from brace_rl.training.types import derive_seed
-
 
 NO_ACTOR_STEP = ("actor/loss", "actor/clip_fraction", "actor/grad_norm")
 """Figures that are 0 while the critic warms up, so that every row of the metrics has them."""
@@ -140,7 +139,8 @@ class Learner:
             advantages = core.whiten(advantages, batch.policy_mask)
         lr = self._set_actor_lr(metrics["ratio/ess"])
 
-        parts = minibatch_rows(len(batch), self.config.optim.minibatches, derive_seed("minibatch", self.version))
+        optim = self.config.optim
+        parts = minibatch_rows(len(batch), optim.minibatches, derive_seed("minibatch", self.version))
         sums: list[dict[str, Tensor]] = []
         with self.clock("update"):
             for rows in parts:
@@ -157,8 +157,8 @@ class Learner:
         metrics |= {"actor/lr": lr, "actor/staleness_lr": lr * metrics["staleness/mean"]}
         self.version += 1
         numbers = torch.stack([v.detach().double().cpu() for v in metrics.values()]).tolist()
-        figures = dict(zip(metrics, numbers, strict=True)) | self._token_counts(batch, parts)
-        return figures | self._after_update(figures)
+        figures = dict(zip(metrics, numbers, strict=True))
+        return figures | token_counts(batch.lengths, parts, optim.micro_batch_tokens) | self._after_update(figures)
 
     def _after_update(self, figures: dict[str, float]) -> dict[str, float]:
         """Counters that follow from what the update was."""
@@ -172,11 +172,6 @@ class Learner:
             if settled or self.version >= optim.critic_warmup_steps:
                 self.warmup_ended = self.version
         return {"actor/lr_total": self.lr_total} | ({"critic/lr": optim.critic_lr} if self.critic else {})
-
-    def _token_counts(self, batch: Batch, parts: list[list[int]]) -> dict[str, float]:
-        budget = self.config.optim.micro_batch_tokens
-        update = sum(padded_tokens([batch.lengths[row] for row in rows], budget) for rows in parts)
-        return {"tokens/evaluate": float(padded_tokens(batch.lengths, budget)), "tokens/update": float(update)}
 
     def _estimates(self, batch: Batch, before: Evaluation) -> Estimates:
         try:
@@ -269,7 +264,8 @@ class Learner:
         targets: Tensor,
         outputs: Iterator[tuple[list[int], Batch, Tensor]],
     ) -> dict[str, Tensor]:
-        assert self.critic is not None and self.critic_optimizer is not None
+        assert self.critic is not None
+        assert self.critic_optimizer is not None
         self.critic_optimizer.zero_grad(set_to_none=True)
         denominator = batch.policy_mask[rows].sum()
         loss, clipped = torch.zeros((), device=self.device), torch.zeros((), device=self.device)

@@ -185,7 +185,8 @@ def to_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
     """Tables of strings, numbers, booleans and lists of these, as TOML that reads back to the same."""
     tables = []
     for section, table in settings.items():
-        lines = [f"{key} = {_toml_value(value)}" for key, value in table.items()]
+        # TOML has no null; leaving the key out says the same.
+        lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if value is not None]
         tables.append("\n".join([f"[{section}]", *lines]))
     return "\n\n".join(tables) + "\n"
 

@@ -48,15 +48,35 @@ VERL = {"prompt": [USER], "reward_model": {"ground_truth": "34", "style": "rule"
         ({"ID": "2024-I-1", "Problem": "What?", "Solution": "So 34.", "Answer": 34}, ("2024-I-1", "What?", "34")),
         ({"problem": "What?", "answer": "034", "unique_id": "test/1"}, ("test/1", "What?", "034")),
         ({"problem_idx": 3, "problem": "What?", "answer": 34.5}, ("3", "What?", "34.5")),
-        ({"problem": "What?", "solution": "First \\boxed{3}, then \\boxed{\\frac{1}{2}}."}, ("data.jsonl:1", "What?", "\\frac{1}{2}")),
+        (
+            {"problem": "What?", "solution": "First \\boxed{3}, then \\boxed{\\frac{1}{2}}."},
+            ("data.jsonl:1", "What?", "\\frac{1}{2}"),
+        ),
         ({"question": "What?", "answer": "17 + 17 = 34\n#### 34"}, ("data.jsonl:1", "What?", "34")),
         ({"prompt": "What?", "answer": " 34 "}, ("data.jsonl:1", "What?", "34")),
-        ({"messages": [{"role": "system", "content": "Be brief."}, USER], "answer": "34"}, ("data.jsonl:1", "What?", "34")),
+        (
+            {"messages": [{"role": "system", "content": "Be brief."}, USER], "answer": "34"},
+            ("data.jsonl:1", "What?", "34"),
+        ),
         ({"messages": json.dumps([USER]), "ground_truth": "34"}, ("data.jsonl:1", "What?", "34")),
         ({"responses_create_params": {"input": [USER]}, "expected_answer": "34"}, ("data.jsonl:1", "What?", "34")),
         ({"problem": "What?", "final_answer": ["34"]}, ("data.jsonl:1", "What?", "34")),
     ],
-    ids=["verl", "dapo-processed", "aime25", "aime24", "math", "matharena", "boxed", "gsm8k", "plain", "areal", "roll", "nemo", "list"],
+    ids=[
+        "verl",
+        "dapo-processed",
+        "aime25",
+        "aime24",
+        "math",
+        "matharena",
+        "boxed",
+        "gsm8k",
+        "plain",
+        "areal",
+        "roll",
+        "nemo",
+        "list",
+    ],
 )
 def test_the_public_formats_are_read(tmp_path: Path, row: dict[str, Any], expected: tuple[str, str, str]) -> None:
     assert only(load_problems(write(tmp_path, row))) == expected

@@ -41,7 +41,9 @@ def test_the_last_answer_stated_is_taken(text: str, answer: str) -> None:
     assert extract_answer(text) == answer
 
 
-@pytest.mark.parametrize("text", ["", "34", "\\boxed{34", "\\boxed{}", "\\boxed34", "Answer:", "answers 34", "boxed{34}"])
+@pytest.mark.parametrize(
+    "text", ["", "34", "\\boxed{34", "\\boxed{}", "\\boxed34", "Answer:", "answers 34", "boxed{34}"]
+)
 def test_a_response_that_states_no_answer_has_none(text: str) -> None:
     assert extract_answer(text) is None
 

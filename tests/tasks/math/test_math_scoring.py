@@ -22,7 +22,9 @@ from brace_rl.tasks.math.scoring import LONGEST_ANSWER, MathVerifier
 from brace_rl.tasks.math.workers import Limits, Outcome, Workers, shared_workers
 from brace_rl.tasks.tools import Verdict
 
-CHECKED: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data" / "math_answers.json").read_text("utf-8"))
+CHECKED: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[2] / "data" / "math_answers.json").read_text("utf-8")
+)
 DATA = Path(__file__).parents[4] / "shared" / "data"
 LIMITS = Limits(cpu_s=2.0, memory_mb=1024, workers=1)
 
@@ -92,7 +94,12 @@ def test_the_hand_checked_gold_answers_are_those_of_the_data_sets(name: str) -> 
 @pytest.mark.skipif(not DATA.exists(), reason="the data sets are not here")
 @pytest.mark.parametrize(
     "name",
-    ["math/math500_rllm.json", "math/math_train_first1000.jsonl", "math/deepmath_first500_roll.jsonl", "gsm8k/test.jsonl"],
+    [
+        "math/math500_rllm.json",
+        "math/math_train_first1000.jsonl",
+        "math/deepmath_first500_roll.jsonl",
+        "gsm8k/test.jsonl",
+    ],
 )
 def test_every_gold_answer_of_a_data_set_answers_itself(name: str) -> None:
     for row in load_problems(DATA / name, bad_rows="skip").rows:
@@ -101,7 +108,15 @@ def test_every_gold_answer_of_a_data_set_answers_itself(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("gold", "given"),
-    [("204", "203"), ("x", "y"), ("p - q", "q - p"), ("(0,1)", "[0,1]"), ("1,-2", "1"), ("\\text{Yes}", "No"), ("3h", "3")],
+    [
+        ("204", "203"),
+        ("x", "y"),
+        ("p - q", "q - p"),
+        ("(0,1)", "[0,1]"),
+        ("1,-2", "1"),
+        ("\\text{Yes}", "No"),
+        ("3h", "3"),
+    ],
 )
 def test_another_answer_is_wrong(gold: str, given: str) -> None:
     assert judge(gold, f"\\boxed{{{given}}}")[0] == Verdict(0.0, False, True, False, {"answer_limit_hit": 0.0})

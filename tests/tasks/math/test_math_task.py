@@ -152,7 +152,13 @@ class FakeTokenizer:
 )
 def test_any_model_gets_a_prompt_it_can_read(tmp_path: Path, tokenizer: Any, text: str) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
-    task = make(tmp_path, {"prompt": messages, "answer": "1"}, {"prompt": "x", "answer": "1"}, eval_problems=1, instructions="none")
+    task = make(
+        tmp_path,
+        {"prompt": messages, "answer": "1"},
+        {"prompt": "x", "answer": "1"},
+        eval_problems=1,
+        instructions="none",
+    )
     ids = task.prompt_ids(task.train_problems()[0], tokenizer)
     assert "".join(map(chr, ids)) == text
 

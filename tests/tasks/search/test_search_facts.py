@@ -183,18 +183,21 @@ def test_a_search_for_a_fact_finds_it_and_its_decoy_first():
         assert found == {f"{person} boss {other}", f"{whose} boss {person}"}
 
 
-def test_a_search_for_a_person_finds_both_pages_first_and_they_disagree():
+def test_a_search_for_a_fact_finds_record_and_rumour_first_and_they_disagree():
     task = TASKS["web_facts"]()
     orders = Counter()
     for key, world in task._worlds.items():
         for person in world.people:
             pages = task._retrievers[key].find(f"{person} boss", 2)
-            assert [page.title for page in pages] == [person, person]
-            kinds = tuple(page.text.split()[1] for page in pages)
+            assert [page.title for page in pages] == [f"{person} boss"] * 2
+            kinds = tuple(page.text.split()[2] for page in pages)
             assert set(kinds) == {RECORD, RUMOUR}
             orders[kinds] += 1
-            record = pages[kinds.index(RECORD)].text.split()
-            assert record[record.index("boss") + 1] == world.facts["boss"][person]
+            record, rumour = (pages[kinds.index(kind)].text.split()[-1] for kind in (RECORD, RUMOUR))
+            assert record == world.facts["boss"][person]
+            agree = record == rumour
+            orders["agree"] += agree
+    assert orders.pop("agree") < 20  # a rumour may be true by chance
     assert min(orders.values()) > 20  # the record is not simply the first
 
 

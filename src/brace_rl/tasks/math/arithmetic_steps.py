@@ -1,16 +1,17 @@
-"""Generated sums, solved by writing out every step: the mathematics family for a model of a few hundred thousand weights.
+"""Generated sums, solved by writing out every step: the mathematics family for a model of some 100 thousand weights.
 
-A prompt is a worksheet with a blank after every term, ``+7=__;+6=__;-9=__;``. The policy writes it again with the value in
-hand filled in, ``+7=07;+6=13;-9=04;``, and ends on ``\\boxed{04}``, which the family's own verifier scores: reward 1 for
-the right value. With the default settings a response takes 113 tokens.
+A prompt is a worksheet with a blank after every term, ``+7=__;+6=__;-9=__;``. The policy writes it again with the value
+in hand filled in, ``+7=07;+6=13;-9=04;``, and ends on ``\\boxed{04}``, which the family's own verifier scores: reward 1
+for the right value. With the default settings a response takes 113 tokens.
 
-**Splits.** Two sums count as the same when sorting their signed terms makes them equal. The hash of that form puts a sum
-into the train (8 in 10), dev (1 in 10) or test (1 in 10) bucket, so the splits are disjoint for every seed, size and
-setting. Tune on ``dev``; ``test`` is what is reported.
+**Splits.** Two sums count as the same when sorting their signed terms makes them equal. The hash of that form puts a
+sum into the train (8 in 10), dev (1 in 10) or test (1 in 10) bucket, so the splits are disjoint for every seed, size
+and setting. Tune on ``dev``; ``test`` is what is reported.
 
-**Demonstrations.** A share ``mistakes`` of them holds one planted mistake, is consistent with it from there on and ends in
-a wrong answer, so that a policy that imitates them errs about as often. The kinds are: a wrong digit in a value, a carry
-or borrow not taken up, a sign turned round, a term miscopied, a term passed over (its blank repeats the value before).
+**Demonstrations.** A share ``mistakes`` of them holds one planted mistake, is consistent with it from there on and ends
+in a wrong answer, so that a policy that imitates them errs about as often. The kinds are: a wrong digit in a value, a
+carry or borrow not taken up, a sign turned round, a term miscopied, a term passed over (its blank repeats the value
+before).
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class ArithmeticStepsTask(OverlongTask, Task):
     """
 
     Settings = ArithmeticStepsSettings
+    settings: ArithmeticStepsSettings
 
     def __init__(self, settings: ArithmeticStepsSettings, *, seed: int) -> None:
         self.settings = settings
@@ -184,7 +186,7 @@ _WELL_FORMED = re.compile(r"(?:[+-]\d+=\d+;)+\\boxed\{\d+\}", re.ASCII)
 
 
 def _change_a_digit(number: int, digits: int, rng: random.Random) -> int:
-    unit = 10 ** rng.randrange(digits)
+    unit: int = 10 ** rng.randrange(digits)
     digit = number // unit % 10
     return number + unit * ((digit + rng.randint(1, 9)) % 10 - digit)
 

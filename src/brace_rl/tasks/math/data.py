@@ -3,9 +3,9 @@
 What holds the question and what the gold answer is told from the columns, whose names are read without regard to case;
 of several the first counts:
 
-* question: ``problem``, ``question``, ``prompt``, ``messages``, ``responses_create_params.input``; text or chat messages;
-* gold answer: ``reward_model.ground_truth``, ``answer``, ``expected_answer``, ``ground_truth``, ``final_answer``, or the
-  last ``\\boxed{}`` of ``solution``. An answer in GSM8K's form is what follows ``####``.
+* question: ``problem``, ``question``, ``prompt``, ``messages``, ``responses_create_params.input``; text or messages;
+* gold answer: ``reward_model.ground_truth``, ``answer``, ``expected_answer``, ``ground_truth``, ``final_answer``, or
+  the last ``\\boxed{}`` of ``solution``. An answer in GSM8K's form is what follows ``####``.
 
 This covers DAPO-Math-17k and other verl files, AIME 2024 to 2026 as they are published, MATH and its descendants, ROLL,
 AReaL and NeMo-Gym. A verl row whose ``ability`` is not mathematics is left out, and so is one that repeats an earlier
@@ -77,8 +77,8 @@ def load_problems(path: str | Path, *, bad_rows: Literal["error", "skip"] = "err
 
     Raises:
         DataError: the file cannot be read, holds no problem, or (unless ``bad_rows`` is "skip") a row is malformed, in
-            another format than the first, lacks its gold answer, repeats an id, or asks an earlier question with another
-            answer.
+            another format than the first, lacks its gold answer, repeats an id, or asks an earlier question with
+            another answer.
     """
     path = Path(path)
     found = MathFile()
@@ -154,7 +154,8 @@ def _format_of(columns: Mapping[str, Any]) -> tuple[str, str]:
         raise _BadRowError("malformed", f"no question among its columns ({names}); name it problem, question or prompt")
     if gold is None:
         raise _BadRowError(
-            "without gold answer", "no gold answer among its columns; name it answer or reward_model.ground_truth (verl)"
+            "without gold answer",
+            "no gold answer among its columns; name it answer or reward_model.ground_truth (verl)",
         )
     return question, gold
 

@@ -90,7 +90,7 @@ def _interval(relation: str, end: str) -> str:
 
 
 def _right_hand_sides(given: str, gold: str) -> tuple[str, str]:
-    """``5`` of ``x = 5`` where the other answer names no variable or the same one, and ``[-2,7]`` of ``x \\in [-2,7]``."""
+    """``5`` of ``x = 5`` where the other answer names no or the same variable, ``[-2,7]`` of ``x \\in [-2,7]``."""
     member, members = _MEMBERSHIP.fullmatch(given), _MEMBERSHIP.fullmatch(gold)
     given, gold = (member[1] if member else given), (members[1] if members else gold)
     left, right = _ASSIGNMENT.fullmatch(given), _ASSIGNMENT.fullmatch(gold)

@@ -8,6 +8,7 @@ guesses gains nothing. Everything here is linear in the length of the response.
 from __future__ import annotations
 
 import re
+from collections import deque
 from typing import Literal, NamedTuple
 
 AnswerFormat = Literal["any", "boxed", "answer_line"]
@@ -56,9 +57,7 @@ def last_box(text: str) -> Stated | None:
 
 
 def _last_answer_line(text: str) -> Stated | None:
-    last = None
-    for last in _ANSWER_LINE.finditer(text):
-        pass
+    last = next(iter(deque(_ANSWER_LINE.finditer(text), maxlen=1)), None)
     if last is None:
         return None
     content = _EMPHASIS.sub("", last[1])

@@ -50,7 +50,10 @@ _CURRENCY = re.compile(r"^(-?)\s*(?:\\?\$|€|£|¥|₹|(?:USD|US\$|Rs\.?)\s)\s*
 _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?", re.ASCII)
 _TEXT_AT_END = re.compile(r"\s*\\text\{[^{}]*\}(?:\s*\^\s*(?:\d|\{\d\}))?\.?$")
 _DEGREES_AT_END = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*[CF]?$")
-_WORDS_AT_END = re.compile(r"(?<=[\d}%])\s*(?:[A-Za-z]{2,}\.?|(?<=\s)[A-Za-z])(?:[ /-]+[A-Za-z]+)*(?:\s*\^\s*(?:\d|\{\d\}))?$")
+_WORDS_AT_END = re.compile(
+    r"(?<=[\d}%])\s*(?:[A-Za-z]{2,}\.?|(?<=\s)[A-Za-z])(?:[ /-]+[A-Za-z]+)*(?:\s*\^\s*(?:\d|\{\d\}))?$"
+)
+_JOINED = re.compile(r"\b(?:or|and|not)\b")
 _UNDOTTED = re.compile(r"[.,;:]+$")
 
 
@@ -69,14 +72,15 @@ def normalize(text: str) -> str:
 
 
 def without_unit(text: str) -> str:
-    """Normalised ``text`` without what only names a quantity: ``\\$18.90``, ``15 \\text{cm}^2``, ``90^\\circ``, ``20 miles``.
+    """Normalised ``text`` without what only names a quantity: ``\\$18.90``, ``90^\\circ``, ``20 miles``.
 
     Words are taken for a unit where they stand after a number, so this is for answers that should be one.
     """
     text = _CURRENCY.sub(r"\1", text)
     shorter = text
     for unit in (_TEXT_AT_END, _WORDS_AT_END, _DEGREES_AT_END):
-        shorter = unit.sub("", shorter).strip()
+        # "5 or six" is two answers, not an amount of something.
+        shorter = unit.sub(lambda match: match[0] if _JOINED.search(match[0]) else "", shorter).strip()
     text = shorter or text
     return text.replace(" ", "") if _SPACED_THOUSANDS.fullmatch(text) else text
 

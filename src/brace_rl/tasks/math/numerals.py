@@ -10,7 +10,7 @@ LONGEST_NUMBER = 200
 """Characters; anything longer is not read as one number."""
 
 SIGNIFICANT_DIGITS = 6
-"""A decimal with at least this many significant digits stands for the fraction it rounds: 0.333333 is 1/3, 0.33 is not."""
+"""A decimal with this many significant digits or more stands for the fraction it rounds: 0.333333 is 1/3, 0.33 not."""
 
 # Thousands groups are all of three digits; "1,2" and "1,23" are lists.
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
@@ -62,8 +62,8 @@ def parse_numeral(text: str) -> Numeral | None:
 def same_number(given: Numeral, gold: Numeral) -> bool:
     """Whether two numbers are the same answer.
 
-    Exactly equal values are. A percent sign on one side alone is ignored (the question asked for percent), or, where only
-    ``gold`` has one, read as hundredths. A long enough decimal stands for a fraction that it rounds.
+    Exactly equal values are. A percent sign on one side alone is ignored (the question asked for percent), or, where
+    only ``gold`` has one, read as hundredths. A long enough decimal stands for a fraction that it rounds.
     """
     if _same_value(given, gold):
         return True
@@ -104,8 +104,7 @@ def _parse_unsigned(text: str) -> Numeral | None:
 
 def _fraction(match: re.Match[str]) -> Numeral | None:
     numerator, denominator = (
-        int(part.replace(",", ""))
-        for part in (match["n1"] or match["n2"], match["d1"] or match["d2"])
+        int(part.replace(",", "")) for part in (match["n1"] or match["n2"], match["d1"] or match["d2"])
     )
     if denominator == 0:
         return None

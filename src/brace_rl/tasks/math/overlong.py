@@ -1,8 +1,8 @@
 """What a long response costs.
 
 By default nothing: a response that reaches the length limit is cut there, answers nothing and has reward 0. With
-``task.overlong_cache_tokens`` DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, Eq. 13) is added to the
-reward of every response, right or wrong, cut or not.
+``task.overlong_cache_tokens`` DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, Eq. 13) is added to
+the reward of every response, right or wrong, cut or not.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ def soft_overlong_punishment(tokens: int, *, limit: int, cache_tokens: int, pena
         tokens: length of the response.
         limit: the length at which responses are cut, ``L_max`` in the paper.
         cache_tokens: ``L_cache``; 0 turns the punishment off.
-
-    Raises:
-        ValueError: ``cache_tokens`` is negative or more than ``limit``.
     """
-    if not 0 <= cache_tokens <= limit:
-        raise ValueError(f"cache_tokens must be from 0 to the limit of {limit} tokens (got {cache_tokens})")
     if cache_tokens == 0:
         return 0.0
     excess = tokens - (limit - cache_tokens)

@@ -24,8 +24,8 @@ class MathVerifier(Verifier):
         answer_format: where the answer is looked for.
         limits: of math-verify, in processes shared by all episodes of this process.
 
-    Reported: ``answer_limit_hit``, 1 where an answer ran into a limit and was judged wrong for it. An answer that cannot
-    be judged, because no worker can be started, excludes the episode.
+    Reported: ``answer_limit_hit``, 1 where an answer ran into a limit and was judged wrong for it. An answer that
+    cannot be judged, because no worker can be started, excludes the episode.
     """
 
     gold: str

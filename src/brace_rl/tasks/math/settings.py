@@ -27,7 +27,8 @@ class MathSettings(DataSettings, OverlongSettings):
         "error", description="rows that are malformed or lack a gold answer: stop, or leave out and count"
     )
     instructions: Literal["auto", "boxed", "answer_line", "none"] = Field(
-        "auto", description="what is added to a problem about the form of its answer; auto: boxed, unless it says already"
+        "auto",
+        description="what is added to a problem about the form of its answer; auto: boxed, unless it says already",
     )
     answer_format: AnswerFormat = Field(
         "any", description="where the answer is looked for: a box, a line 'Answer: ...', or whichever comes last"

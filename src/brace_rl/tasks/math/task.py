@@ -44,10 +44,13 @@ class MathTask(OverlongTask, Task):
     """
 
     Settings = MathSettings
+    settings: MathSettings
 
     def __init__(self, settings: MathSettings, *, seed: int) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise ConfigError("task.name: math needs math-verify; install it with: pip install 'math-verify>=0.9,<0.10'")
+            raise ConfigError(
+                "task.name: math needs math-verify; install it with: pip install 'math-verify>=0.9,<0.10'"
+            )
         self.settings = settings
         self._limits = Limits(settings.answer_time_limit_s, settings.answer_memory_mb, settings.scoring_workers)
         data = load_problems(settings.data, bad_rows=settings.bad_rows) if settings.data else MathFile()

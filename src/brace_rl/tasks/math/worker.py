@@ -1,6 +1,7 @@
-"""The worker's side of :mod:`~brace_rl.tasks.math.workers`: ``python -m brace_rl.tasks.math.worker FD CPU_S MEMORY_MB``.
+"""The worker's side of :mod:`~brace_rl.tasks.math.workers`.
 
-Reads ``[given, gold]`` as JSON from the pipe, answers one byte, until the pipe is closed.
+Run as ``python -m brace_rl.tasks.math.worker FD CPU_S MEMORY_MB``. Reads ``[given, gold]`` as JSON from the pipe and
+answers one byte, until the pipe is closed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Processes that run math-verify, so that no answer a policy writes can hang or kill a run.
 
-math-verify's own limits are alarms, which work in the main thread of a process only and cannot stop code that does not
-return to the interpreter. Here each check has a limit of processor time that the kernel enforces, a limit of memory, and
-a wall-clock limit after which the process is killed; an answer that runs into one is wrong, and the process is
-replaced. Processes are kept between checks: an ordinary one takes milliseconds.
+math-verify's own limits are alarms, which work in the main thread of a process only and cannot stop code that does
+not return to the interpreter. Here each check has a limit of processor time that the kernel enforces, a limit of
+memory, and a wall-clock limit after which the process is killed; an answer that runs into one is wrong, and the process
+is replaced. Processes are kept between checks: an ordinary one takes milliseconds.
 
 ::
 
@@ -69,7 +69,7 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def shared_workers(limits: Limits) -> Workers:
     """The workers of this process for these limits; made on first use, started when needed."""
     return Workers(limits)

@@ -105,7 +105,7 @@ class SearchFactsSettings(_Facts):
 
 
 class WebFactsSettings(_Facts):
-    """Generated multi-hop questions about people with pages, true and false, to be searched and opened."""
+    """Generated chains of facts on pages, true and false, to be searched and opened."""
 
     turns_per_hop: ClassVar[int] = 2
 

@@ -1,13 +1,13 @@
 """Longer chains over pages, half of them false: the embedded form of :mod:`.web_research`.
 
-Everybody has two pages under the same title, one a ``record`` with the facts of the world, the other a ``rumour`` with
-other facts. Results show ids and titles alone, so the policy opens both, at the same time, and goes on with what the
-record says::
+Every fact has two pages under the same title, one a ``record`` that is true in the world, the other a ``rumour`` that
+says something else. Results show ids and titles alone, so the policy opens both, at the same time, and goes on with
+what the record says::
 
     policy        <search>bako boss</search><information>
-    environment   p17 bako ; p204 bako ; p90 rilu ;</information>
+    environment   p17 bako boss ; p204 bako boss ; p90 bako friend ;</information>
     policy        <open>p17</open><open>p204</open><information>
-    environment   bako rumour boss tema friend .. bako record boss rilu friend ..</information>
+    environment   bako boss rumour tema  bako boss record rilu</information>
 
 **Demonstrations** with a mistake end in a wrong answer; the kinds, equally likely, are: stopping one hop early, opening
 and believing the rumour alone, and following another relation.
@@ -39,7 +39,7 @@ _WHOLE_PAGE = 10_000
 
 
 def render_titles(documents: Sequence[Document]) -> str:
-    """``p17 bako ; p204 bako ;``."""
+    """``p17 bako boss ; p204 bako boss ;``."""
     return " ".join(f"{document.id} {document.title} {_SEPARATOR}" for document in documents)
 
 
@@ -61,9 +61,10 @@ class WebFactsTask(GeneratedTask):
     def documents(self, world: World, key: str) -> list[Document]:
         rumours = make_world(people=len(world.people), relations=len(world.facts), key=f"{key}/rumours")
         pages = [
-            (person, f"{person} {kind} " + " ".join(f"{relation} {of[person]}" for relation, of in facts.items()))
+            (f"{person} {relation}", f"{person} {relation} {kind} {other}")
             for kind, facts in ((RECORD, world.facts), (RUMOUR, rumours.facts))
-            for person in world.people
+            for relation, of in facts.items()
+            for person, other in of.items()
         ]
         # Shuffled, since equally good documents are returned in the order of the corpus.
         random.Random(f"documents/{key}").shuffle(pages)
@@ -89,26 +90,26 @@ class WebFactsTask(GeneratedTask):
             )
         person, pieces = chain.start, []
         for hop, relation in enumerate(path):
-            query = f"{person} {relation}"
-            results = retriever.find(query, self._settings.top_k)
-            pages = [document for document in results if document.title == person]
+            title = f"{person} {relation}"
+            results = retriever.find(title, self._settings.top_k)
+            pages = [document for document in results if document.title == title]
             if kind == "rumour" and hop == wrong_hop:
                 pages = [page for page in pages if RUMOUR in page.text.split()]
-            believed = next((page for page in pages if RECORD in page.text.split()), pages[0]).text.split()
+            believed = next((page for page in pages if RECORD in page.text.split()), pages[0])
             pieces += [
-                policy(tagged(SEARCH_TAG, query) + INFORMATION_OPENING),
+                policy(tagged(SEARCH_TAG, title) + INFORMATION_OPENING),
                 information(render_titles(results), opened=True),
                 policy("".join(tagged(OPEN_TAG, page.id) for page in pages) + INFORMATION_OPENING),
                 information("".join(f"{page.text}\n" for page in pages), opened=True),
             ]
-            person = believed[believed.index(relation) + 1]
+            person = believed.text.split()[-1]
         return [*pieces, answer(person)]
 
     def build_tokenizer(self) -> PreTrainedTokenizerBase:
         from brace_rl.tasks.search.words import build_word_tokenizer
 
         people, relations = self._settings.people, RELATIONS[: self._settings.relations]
-        pages = [_page_id(row) for row in range(2 * people)]
+        pages = [_page_id(row) for row in range(2 * people * len(relations))]
         return build_word_tokenizer(
             self.tags, [POSSESSIVE, END, _SEPARATOR, RECORD, RUMOUR, *relations, *names()[:people], *pages]
         )
