@@ -118,8 +118,8 @@ class AlgorithmConfig(Section):
         description="k: policy tokens corrected before the Monte-Carlo tail; auto: from the batch's drift; auto_path: "
         "from the ratios ahead of each token",
     )
-    auto_eps: float = Field(0.1, gt=0, lt=1, description="window = auto: weight the tail keeps on average (Eq. 45)")
-    auto_budget: float = Field(1.0, ge=0, description="window = auto_path: sum of |log min(c_clip, w)| that closes it")
+    auto_eps: float = Field(0.01, gt=0, lt=1, description="window = auto: weight the tail keeps on average (Eq. 45)")
+    auto_budget: float = Field(4.0, ge=0, description="window = auto_path: sum of |log min(c_clip, w)| that closes it")
     rho_clip: float = Field(1.2, gt=0, description="cap of the residual's ratio")
     c_clip: float = Field(1.1, gt=0, description="cap of the trace's ratio")
     gamma: float = Field(1.0, gt=0, le=1, description="discount per policy token")

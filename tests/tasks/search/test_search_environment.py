@@ -142,6 +142,8 @@ def test_a_turn_with_neither_call_nor_answer_is_told_so_or_ends_the_episode():
     told, again = play(make(), "I think it is Paris.", "<answer>Paris</answer>")
     assert (told.done, told.observation, told.info["invalid_turns"]) == (False, "\nTry again.\n", 1)
     assert again.success
+    (opened,) = play(make(max_calls=2), "<search>Paris <information>")
+    assert text(opened) == "\nTry again.\n</information>\n\n"
     (ended,) = play(make(layout=Layout()), "I think it is Paris.")
     assert (ended.done, ended.reward, ended.info["answered"]) == (True, 0.0, 0.0)
 

@@ -106,14 +106,13 @@ class SearchEnvironment(Environment):
             return self._finish(await self._verifier.judge(action))
         if self._turns >= self._max_turns or not (found or self._layout.retry):
             return self._finish(UNANSWERED)
+        opened = action.endswith(INFORMATION_OPENING)
+        closing_text = INFORMATION_CLOSING + self._layout.after
         if not found:
             self._invalid_turns += 1
-            return self._say(self._layout.retry, "", action)
-        information = await self._information(found)
-        if action.endswith(INFORMATION_OPENING):
-            return self._say(information, INFORMATION_CLOSING + self._layout.after, action)
-        opening = self._layout.before + INFORMATION_OPENING
-        return self._say(opening + information, INFORMATION_CLOSING + self._layout.after, action)
+            return self._say(self._layout.retry, closing_text if opened else "", action)
+        opening = "" if opened else self._layout.before + INFORMATION_OPENING
+        return self._say(opening + await self._information(found), closing_text, action)
 
     async def _information(self, calls: Sequence[Block]) -> str:
         served, refused = calls[: self._max_calls], len(calls) - self._max_calls
