@@ -78,12 +78,16 @@ class CompareFolder:
         """Hold the folder; yields a descriptor that keeps it held as long as any process that inherited it lives.
 
         Raises:
-            BraceError: it is a file; or another comparison, or a cell that one left behind, is at work in it.
+            BraceError: it is a file or cannot be made; or another comparison, or a cell that one left behind, is at
+                work in it.
         """
         if self.out.exists() and not self.out.is_dir():
             raise BraceError(f"--out: {self.out} is a file; name a folder")
-        self.out.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.out / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.out / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise BraceError(f"--out: {self.out} cannot be made: {error.strerror}") from None
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

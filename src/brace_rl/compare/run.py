@@ -62,7 +62,11 @@ def run_cells(
             if todo and not plan.starts:
                 _check_first(plan, folder, launch, lock)
             jobs = [Job(cell.name, _launcher(launch, folder, cell, lock)) for cell in todo]
-            run_side_by_side(jobs, _CellWatcher(folder, todo, progress), workers=workers)
+            try:
+                run_side_by_side(jobs, _CellWatcher(folder, todo, progress), workers=workers)
+            except KeyboardInterrupt:
+                progress.message("stopped; the same command goes on from here, with --report it writes what there is")
+                raise
         failed = sum(folder.status(cell) == "failed" for cell in plan.cells)
         if failed:
             progress.message(

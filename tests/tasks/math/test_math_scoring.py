@@ -116,6 +116,9 @@ def test_every_gold_answer_of_a_data_set_answers_itself(name: str) -> None:
         ("1,-2", "1"),
         ("\\text{Yes}", "No"),
         ("3h", "3"),
+        ("5", "7$, $5"),
+        ("5", "\\(4\\) or \\(5\\)"),
+        ("\\text{是}", "x"),
     ],
 )
 def test_another_answer_is_wrong(gold: str, given: str) -> None:

@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ class MathRow:
     messages: Messages
     answer: str
 
-    @property
+    @cached_property
     def question(self) -> str:
         """What two rows that ask the same have in common."""
         spoken = [message["content"] for message in self.messages if message["role"] != "system"]
@@ -126,7 +127,6 @@ class _Reader:
         answer = _gold(columns[row_format[1]], row_format[1])
         problem = MathRow(_row_id(columns) or f"{self._path.name}:{number}", messages, answer)
         self._format = row_format
-        _check_encodable(problem)
         return self._first_time(problem, place)
 
     def _first_time(self, problem: MathRow, place: str) -> MathRow | str:
@@ -138,6 +138,7 @@ class _Reader:
                 "with contradicting answers",
                 f"asks what {earlier[1]} asks, but answers {problem.answer!r} where that answers {earlier[0]!r}",
             )
+        _check_encodable(problem)
         if problem.id in self._ids:
             raise _BadRowError("with a repeated id", f"id {problem.id!r} was used at {self._ids[problem.id]}")
         self._answers[problem.question] = (problem.answer, place)

@@ -22,6 +22,8 @@ _IMAGINARY = re.compile(r"(\d)i(?![A-Za-z])")
 _SEPARATORS = re.compile(r",|\\[{}]")
 _PLUS_MINUS = "\\pm"
 _OR = re.compile(r"(?:\\text\{\s*,?\s*or\s*\}|\bor\b)")
+_MATH_SIGNS = re.compile(r"\\?\$|(?<!\\)\\[()]")
+"""math-verify would take what stands between two of them for an answer of its own, and the last of several."""
 _LESS, _GREATER = "\\lt", "\\gt"
 _RAY = re.compile(r"[a-zA-Z] ?(<=?|>=?|\\(?:leq?|geq?|lt|gt)(?![a-z])) ?([^<>,]+)")
 _MEMBERSHIP = re.compile(r"[a-z] ?\\in ?(.+)")
@@ -67,7 +69,7 @@ def prove(given: str, gold: str) -> bool:
 
 def _readable(text: str) -> str:
     """Normalised ``text`` as math-verify reads it right."""
-    text = without_text(_union(text))
+    text = without_text(_union(_MATH_SIGNS.sub(" ", text)))
     text = _IMAGINARY.sub(r"\1 i", _EXPONENT.sub(r"^{\1}", text))
     if "\\pm" in text and not _SEPARATORS.search(text):
         text = f"{text.replace(_PLUS_MINUS, '+')},{text.replace(_PLUS_MINUS, '-')}"
@@ -128,7 +130,7 @@ def _same_choice(given: str, gold: str) -> bool | None:
 
 def _same_words(given: str, gold: str) -> bool | None:
     """Words, ``\\text{Evelyn}``. math-verify reads letters as factors, so that ``seat`` would do for ``east``."""
-    if _WORDS.fullmatch(gold) is None:
+    if _WORDS.fullmatch(gold) is None or not _letters(gold):
         return None
     return _letters(given) == _letters(gold)
 
@@ -139,7 +141,7 @@ def _closed_up(text: str) -> str:
 
 
 def _letters(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "", text.replace("\\text", "").casefold())
+    return re.sub(r"[\W_]+", "", text.replace("\\text", "").casefold())
 
 
 def _exact(text: str) -> str:
