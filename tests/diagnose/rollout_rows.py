@@ -40,11 +40,13 @@ def _response(rng: np.random.Generator, prompt: str, x: float, length: int, gain
     lag = (CURRENT - version)[:, None]
     z = rng.normal(size=(length, 3)) * rng.choice([0.5, 4.0], (length, 1))
     effect = rng.normal(0, 0.3, (length, 3))
+    effect[0] = 0  # all begin with the same token, which changes nothing
     mu = log_softmax(z + (1e-3 + noise * lag) * rng.normal(size=(length, 3)))
     pi = log_softmax(z + gain * lag * effect)
     token = (rng.random((length, 1)) > np.exp(mu).cumsum(1)).sum(1).clip(max=2)
     at = np.arange(length), token
     moves = effect[at] - (np.exp(mu) * effect).sum(1)
+    token_ids = np.where(np.arange(length) > 0, token + 3 * rng.integers(0, 10**6, length), 0)
     walk = x + np.concatenate(([0.0], moves.cumsum()))
     tool = [tool_at] * TOOL_TOKENS
     rewards = np.zeros(length + TOOL_TOKENS)
@@ -55,7 +57,7 @@ def _response(rng: np.random.Generator, prompt: str, x: float, length: int, gain
         "values": np.insert(walk[:-1], tool, np.nan).tolist(),
         "policy_mask": np.insert(np.ones(length, dtype=bool), tool, False).tolist(),
         "rewards": rewards.tolist(),
-        "token_ids": np.insert(token + 3 * rng.integers(0, 10**6, length), tool, -2).tolist(),
+        "token_ids": np.insert(token_ids, tool, -2).tolist(),
         "versions": np.insert(version, tool, -1).tolist(),
         "current_version": CURRENT,
         "prompt_id": prompt,

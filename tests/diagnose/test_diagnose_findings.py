@@ -35,6 +35,15 @@ def recompute_mu(row: Row) -> None:
     row["behavior_logprobs"] = list(row["target_logprobs"])
 
 
+def recompute_most_of_mu(row: Row) -> None:
+    """By another kernel, and not at the first token."""
+    at = policy_indices(row)
+    row["behavior_logprobs"] = [
+        x if i == at[0] or x is None else pi + 1e-6 * (-1) ** i
+        for i, (x, pi) in enumerate(zip(row["behavior_logprobs"], row["target_logprobs"], strict=True))
+    ]
+
+
 def renormalise_mu(row: Row) -> None:
     """Every sampled token had 5 % of pi's mass cut away beside it."""
     row["behavior_logprobs"] = [x - math.log(0.95) for x in row["behavior_logprobs"]]
@@ -99,6 +108,16 @@ def shift_values_before(row: Row) -> None:
         row["values"][i] = value
 
 
+def part_at_once(change: Callable[[Row], object]) -> Callable[[Row], None]:
+    """No two responses share a token."""
+
+    def both(row: Row) -> None:
+        change(row)
+        row["token_ids"][0] = -3 - row["token_ids"][1] - row["token_ids"][2]
+
+    return both
+
+
 def no_prompts(change: Callable[[Row], object]) -> Callable[[Row], None]:
     def both(row: Row) -> None:
         change(row)
@@ -152,6 +171,7 @@ WIDE = clean_rows(gain=2.5, noise=0.4)
 
 TRIGGERS: list[tuple[str, str, list[Row], dict[str, float]]] = [
     ("mu_equals_pi", "error", changed(recompute_mu), {}),
+    ("mu_equals_pi", "error", changed(recompute_most_of_mu), {}),
     ("systematic_factor", "error", changed(renormalise_mu), {}),
     ("positive_drift", "error", changed(exaggerate_pi), {}),
     ("engine_mismatch", "warning", changed(blur_engine), {}),
@@ -163,6 +183,7 @@ TRIGGERS: list[tuple[str, str, list[Row], dict[str, float]]] = [
     ("reward_before_policy", "error", changed(reward_on_prompt), {}),
     ("values_shifted", "error", changed(shift_values_after), {}),
     ("values_shifted", "error", changed(shift_values_before), {}),
+    ("values_shifted", "warning", changed(part_at_once(shift_values_after)), {}),
     ("values_shifted", "warning", changed(no_prompts(shift_values_after)), {}),
     ("values_shifted", "warning", changed(no_prompts(shift_values_before)), {}),
     ("version_per_response", "warning", changed(stamp_version, clean_rows(prompts=200, noise=0.1)), {}),
@@ -230,6 +251,17 @@ def test_all_of_lag_zero_and_identical_is_a_note(tmp_path):
 
     found = {finding.name: finding for finding in diagnosis_of(tmp_path / "r.jsonl", changed(fresh)).findings}
     assert found["mu_equals_pi"].severity == "note"
+
+
+def test_critics_that_differ_on_shared_tokens_are_no_shift(tmp_path):
+    """Rows of two trainer steps that do not say so: V of one prompt differs, before the responses part as after."""
+    steps = iter(range(10**6))
+
+    def move_critic(row: Row) -> None:
+        row["values"] = [x + 3.0 * (next_step % 2) for next_step in [next(steps)] for x in row["values"]]
+
+    found = diagnosis_of(tmp_path / "rows.jsonl", changed(move_critic)).findings
+    assert "values_shifted" not in {f.name for f in found}
 
 
 def test_the_direction_of_a_shift_is_told(tmp_path):

@@ -13,11 +13,12 @@ from brace_rl import core
 from brace_rl.diagnose import reader
 from brace_rl.diagnose.advice import drift_reach, recommendations
 from brace_rl.diagnose.chunk import collate
-from brace_rl.diagnose.collect import Collector, Siblings
+from brace_rl.diagnose.collect import Collector
 from brace_rl.diagnose.columns import parse_maps
 from brace_rl.diagnose.diagnosis import diagnose
 from brace_rl.diagnose.response import response_from_row
 from brace_rl.diagnose.settings import Settings
+from brace_rl.diagnose.siblings import Siblings
 from brace_rl.diagnose.statistics import Statistics, statistics_of
 from brace_rl.diagnostics import batch
 
@@ -174,6 +175,7 @@ def test_siblings_are_compared_where_they_part():
         siblings.add(response)
     assert siblings.pairs == 1
     assert siblings.differences.tolist() == [0.0, 0.25, 0.5]
+    assert (siblings.earlier_pairs, siblings.earlier_difference) == (1, 0.0)
 
 
 def test_a_response_longer_than_a_chunk_comes_alone():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +12,9 @@ import torch
 from brace_rl import core
 from brace_rl.diagnose import measures
 from brace_rl.diagnose.chunk import Chunk, collate
-from brace_rl.diagnose.response import NO_VERSION, Bools, Floats, Ints, Response
+from brace_rl.diagnose.response import NO_VERSION, Floats, Response
 from brace_rl.diagnose.settings import Settings
+from brace_rl.diagnose.siblings import Siblings
 from brace_rl.diagnose.sums import Sums, cluster_weights
 
 SURE = math.log(0.9)
@@ -29,10 +29,8 @@ MIN_HALVES = 8
 """Policy tokens a response needs before its versions say anything about straddling an update."""
 MANY = 100_000
 """Prompts and versions are told apart up to this many."""
-REMEMBERED = 4096
-"""First responses kept to be compared with later ones to the same prompt ..."""
-COMPARED = 64
-"""... and how many of their tokens."""
+UNMOVED = 1e-5
+"""Difference of two log-probs that is rounding and no update."""
 
 HISTOGRAM_LIMIT = 2.0
 HISTOGRAM_LINEAR = 1e-3
@@ -54,6 +52,8 @@ class Counts:
             ``behavior_logprobs`` at the last policy token.
         zero_blocks: tokens in long runs of exact zeros, counted where there is nothing to compare with.
         compared, identical, identical_stale: tokens with both log-probs; those where they are equal; equal and stale.
+        unsure_stale, unmoved_stale: stale tokens of which pi was not certain; those where both log-probs are as good as
+            equal.
         fresh, stale, early: tokens of lag 0, above 0, below 0.
         reward_elsewhere: rows with a reward on a non-policy token.
         one_version, several_versions, stamped: responses long enough to tell, by the versions they carry; those with a
@@ -73,6 +73,8 @@ class Counts:
     compared: int = 0
     identical: int = 0
     identical_stale: int = 0
+    unsure_stale: int = 0
+    unmoved_stale: int = 0
     fresh: int = 0
     stale: int = 0
     early: int = 0
@@ -97,41 +99,6 @@ class Counts:
 def histogram_place(share: float) -> float:
     """log w at a share, 0 to 1, of the histogram's width."""
     return HISTOGRAM_LINEAR * math.sinh((2 * share - 1) * math.asinh(HISTOGRAM_LIMIT / HISTOGRAM_LINEAR))
-
-
-class Siblings:
-    """Compares V of responses to the same prompt, under the same critic, around the first token where they differ.
-
-    Up to that token they share a state, so V before it agrees; V after it need not.
-
-    Attributes:
-        pairs: compared.
-        differences: summed ``|V - V'|`` at that token and at the next two policy tokens.
-    """
-
-    def __init__(self) -> None:
-        self.pairs = 0
-        self.differences: Floats = np.zeros(3)
-        self._first: OrderedDict[tuple[str, int | None], tuple[Ints, Bools, Floats]] = OrderedDict()
-
-    def add(self, response: Response) -> None:
-        """Compare with the first response to its prompt; needs ``prompt_id``, ``token_ids`` and ``values``."""
-        if response.prompt_id is None or response.values is None or response.token_ids is None:
-            return
-        tokens, mask, values = response.token_ids, response.policy_mask, response.values
-        mine = tokens[:COMPARED].copy(), mask[:COMPARED].copy(), values[:COMPARED].copy()
-        other = self._first.setdefault((response.prompt_id, response.current_version), mine)
-        if len(self._first) > REMEMBERED:
-            self._first.popitem(last=False)
-        shorter = min(len(mine[0]), len(other[0]))
-        differs = np.flatnonzero(mine[0][:shorter] != other[0][:shorter])
-        if not len(differs):
-            return
-        place = int(differs[0])
-        at, at_other = (np.flatnonzero(mask[place:])[:3] + place for mask in (mine[1], other[1]))
-        if len(at) == len(at_other) == 3 and at[0] == at_other[0] == place:
-            self.pairs += 1
-            self.differences += np.abs(mine[2][at] - other[2][at_other])
 
 
 class Collector:
@@ -265,6 +232,9 @@ class Collector:
             versions = response.versions[response.policy_mask]
             stale = (versions != NO_VERSION) & (versions < response.current_version)
             counts.identical_stale += int((identical & stale).sum())
+            unsure = stale & (pi < SURE)
+            counts.unsure_stale += int(unsure.sum())
+            counts.unmoved_stale += int((unsure & (np.abs(mu - pi) < UNMOVED)).sum())
 
     def _ratio_sums(self, chunk: Chunk) -> measures.Columns:
         settings = self.settings

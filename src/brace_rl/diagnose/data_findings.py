@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from brace_rl.diagnose.advice import interval
+from brace_rl.diagnose.collect import UNMOVED, Counts
 from brace_rl.diagnose.finding import Finding, Severity
-from brace_rl.diagnose.statistics import Statistics
+from brace_rl.diagnose.statistics import CriticFigures, Statistics
 
 MIN_FALSE_ZEROS = 3
 """Contradicted zeros below this may be chance: float32 rounds a probability above 1 - 6e-8 to 1."""
+MIN_STALE = 100
+"""Stale tokens that say whether updates move log-probs, and the share that must be unmoved for a finding."""
+UNMOVED_SHARE = 0.9
+RECORD_MU = (
+    "Log the log-probs the engine sampled with, when it samples; do not recompute them with current weights (verl: "
+    "rollout.calculate_log_probs = True, and no bypass_mode, which copies them)."
+)
 MIN_PAIRS = 20
 SIBLINGS_DIFFER = 0.5
 """Differences of V before the token that differs, relative to those after it, from which on it is no V-before."""
@@ -27,10 +35,10 @@ MIN_TRUNCATED_SHARE = 0.01
 
 
 def mu_equals_pi(stats: Statistics) -> Finding | None:
-    """Every ratio is exactly 1."""
+    """Every ratio is exactly 1, or those of stale tokens are but for rounding."""
     counts = stats.counts
     if not counts.compared or counts.identical < counts.compared:
-        return None
+        return _recomputed(counts)
     stale = counts.identical_stale
     aged = bool(counts.fresh or counts.stale)
     severity: Severity
@@ -47,9 +55,23 @@ def mu_equals_pi(stats: Statistics) -> Finding | None:
         severity,
         "behavior_logprobs equal target_logprobs at every policy token, so every ratio is 1 and nothing is corrected.",
         f"{counts.identical} of {counts.compared} tokens are identical; {what}.",
-        "Log the log-probs the engine sampled with, when it samples; do not recompute them with current weights (verl: "
-        "rollout.calculate_log_probs = True, and no bypass_mode, which copies them).",
+        RECORD_MU,
         {"identical": counts.identical, "compared": counts.compared, "identical_stale": stale},
+    )
+
+
+def _recomputed(counts: Counts) -> Finding | None:
+    """Stale tokens whose log-probs no update has moved, though fresh ones or a few others differ."""
+    if counts.unsure_stale < MIN_STALE or counts.unmoved_stale < UNMOVED_SHARE * counts.unsure_stale:
+        return None
+    return Finding(
+        "mu_equals_pi",
+        "error",
+        "behavior_logprobs of stale tokens equal target_logprobs but for rounding, as if no update lay between them.",
+        f"{counts.unmoved_stale} of {counts.unsure_stale} stale tokens of which the policy was not certain differ by "
+        f"less than {UNMOVED:g}.",
+        RECORD_MU,
+        {"unmoved_stale": counts.unmoved_stale, "unsure_stale": counts.unsure_stale},
     )
 
 
@@ -131,28 +153,44 @@ def reward_on_non_policy_token(stats: Statistics) -> Finding | None:
     )
 
 
+def _shift_by_siblings(critic: CriticFigures) -> tuple[int, bool]:
+    """Shift of ``values`` (0: none seen) and whether it is certain, from responses to the same prompts.
+
+    Certain needs pairs that share a policy token at which V agrees: where it does not, the critics differ, and V at the
+    next token differs for that reason.
+    """
+    if critic.sibling_pairs < MIN_PAIRS:
+        return 0, False
+    first, second, third = critic.sibling_differences
+    worth = MIN_SPREAD * critic.spread
+    if first > worth and first > SIBLINGS_DIFFER * second:
+        tested = critic.sibling_earlier_pairs >= MIN_PAIRS
+        agree = critic.sibling_earlier_difference <= SIBLINGS_DIFFER * first
+        return (1, tested) if agree or not tested else (0, False)
+    if third > worth and max(first, second) < SIBLINGS_AGREE * third:
+        return -1, True
+    return 0, False
+
+
 def values_shifted(stats: Statistics) -> Finding | None:
     """``values[t]`` is not V before token t."""
     critic = stats.critic
     if critic is None:
         return None
-    shift = 0
     parts: list[str] = []
     numbers: dict[str, float] = {}
-    first, second, third = (*critic.sibling_differences, 0.0, 0.0, 0.0)[:3]
-    if critic.sibling_pairs >= MIN_PAIRS:
-        worth = MIN_SPREAD * critic.spread
-        if first > worth and first > SIBLINGS_DIFFER * second:
-            shift = 1
-        elif third > worth and max(first, second) < SIBLINGS_AGREE * third:
-            shift = -1
-        if shift:
-            numbers |= {"sibling_pairs": critic.sibling_pairs, "first": first, "second": second, "third": third}
-            parts.append(
-                f"over {critic.sibling_pairs} pairs of responses to the same prompt, V at the first token where they "
-                f"differ and at the next two is apart by {first:.3g}, {second:.3g}, {third:.3g} on average; before "
-                "that token they should agree, after it not"
-            )
+    shift, certain = _shift_by_siblings(critic)
+    if shift:
+        first, second, third = critic.sibling_differences
+        earlier = critic.sibling_earlier_difference
+        numbers |= {"sibling_pairs": critic.sibling_pairs, "first": first, "second": second, "third": third}
+        numbers |= {"earlier_pairs": critic.sibling_earlier_pairs, "earlier": earlier}
+        parts.append(
+            f"over {critic.sibling_pairs} pairs of responses to the same prompt, V at the first token where they "
+            f"differ and at the next two is apart by {first:.3g}, {second:.3g}, {third:.3g} on average, at the token "
+            f"before by {earlier:.3g} ({critic.sibling_earlier_pairs} pairs have one); up to the first that differs "
+            "they should agree, after it not"
+        )
     for offset in (-1, 1):
         gain, own = critic.alignment_gain.get(offset), critic.alignment.get(offset)
         if gain is None or own is None or not (gain.low > 0 and gain.value > MIN_GAIN and own.value > MIN_ALIGNMENT):
@@ -166,7 +204,6 @@ def values_shifted(stats: Statistics) -> Finding | None:
             )
     if not shift:
         return None
-    certain = "sibling_pairs" in numbers  # the other evidence is a correlation, and a critic still untrained has none
     which = "after token t" if shift > 0 else "before token t - 1"
     return Finding(
         "values_shifted",

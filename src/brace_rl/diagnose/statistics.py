@@ -122,7 +122,8 @@ class CriticFigures:
         explained_variance: ``1 - Var(G - V) / Var(G)``.
         alignment: correlation of value changes with the surprise of the token before, at, and after them; None without
             log-probs. ``alignment_gain``: the better neighbour's less the own token's.
-        sibling_pairs, sibling_differences: see :class:`~brace_rl.diagnose.collect.Siblings`.
+        sibling_pairs, sibling_differences, sibling_earlier_pairs, sibling_earlier_difference: see
+            :class:`~brace_rl.diagnose.siblings.Siblings`; means over the pairs.
         spread: standard deviation of V.
     """
 
@@ -135,6 +136,8 @@ class CriticFigures:
     alignment_gain: Mapping[int, Estimate]
     sibling_pairs: int
     sibling_differences: tuple[float, ...]
+    sibling_earlier_pairs: int
+    sibling_earlier_difference: float
 
 
 @dataclass(frozen=True)
@@ -350,6 +353,8 @@ def _critic(collector: Collector) -> CriticFigures:
         alignment_gain={o: sums.estimate(_gain(alignment[o], own)) for o in (-1, 1)} if aligned else {},
         sibling_pairs=siblings.pairs,
         sibling_differences=tuple((siblings.differences / max(1, siblings.pairs)).tolist()),
+        sibling_earlier_pairs=siblings.earlier_pairs,
+        sibling_earlier_difference=siblings.earlier_difference / max(1, siblings.earlier_pairs),
     )
 
 
