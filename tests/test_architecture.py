@@ -15,11 +15,11 @@ MAY_IMPORT = {
     "actor": {"core", "section", "errors"},
     "tasks": {"section", "errors", "files"},
     "report": {"errors", "files"},
-    "oracle": {"core", "actor", "section", "errors", "files"},
+    "oracle": {"core", "actor", "section", "markdown", "errors", "files"},
     "diagnose": {"core", "diagnostics", "report", "errors", "files"},
     "training": {"core", "actor", "diagnostics", "tasks", "report", "config", "errors", "files"},
     "probe": {"training", "tasks", "report", "diagnose", "oracle", "config", "errors", "files"},
-    "compare": {"config", "methods", "overrides", "diagnose", "oracle", "report", "errors", "files"},
+    "compare": {"config", "methods", "overrides", "diagnose", "oracle", "report", "markdown", "errors", "files"},
     "bench": {"core", "training", "tasks", "config", "errors", "files"},
     "evaluation": {"training", "tasks", "config", "overrides", "errors", "files"},
 }

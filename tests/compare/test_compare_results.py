@@ -15,7 +15,9 @@ from brace_rl.compare.outcomes import CellOutcome, method_rows, read_comparison
 from brace_rl.compare.page import render
 from brace_rl.compare.run import run_cells, write_results
 from brace_rl.compare.tables import (
+    COST_HEADS,
     NONE,
+    SUCCESS_HEADS,
     cost_rows,
     curves_csv,
     measure_heads,
@@ -23,6 +25,7 @@ from brace_rl.compare.tables import (
     results_json,
     success_rows,
     table_csv,
+    table_markdown,
 )
 
 METHODS = ["ppo", "brace+icepop", "grpo"]
@@ -105,6 +108,17 @@ def test_tables_hold_every_method_at_every_staleness(made):
     assert {row["step"] for row in curves} == {"0", "1", "2", "3", "4"}
 
 
+def test_markdown_holds_the_tables_of_every_staleness(made):
+    _, _, comparison = made
+    text = table_markdown(comparison)
+    assert [line for line in text.splitlines() if line.startswith("#")] == ["### S = 0", "### S = 4"]
+    rows = [line for line in text.splitlines() if line.startswith("| ppo |")]
+    assert len(rows) == 2 * 3
+    assert {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("| ")} == {
+        len(heads) + 1 for heads in (SUCCESS_HEADS, measure_heads(), COST_HEADS)
+    }
+
+
 def test_the_json_holds_every_cell_the_failed_ones_too_and_is_strict(made):
     _, _, comparison = made
     text = json.dumps(results_json(comparison), allow_nan=False)
@@ -131,7 +145,7 @@ def test_every_file_is_written_and_the_tables_are_printed(made, tmp_path):
     plan, folder, _ = made
     text = io.StringIO()
     write_results(plan, folder, Console(file=text))
-    for name in ("table.csv", "curves.csv", "results.json", "compare.html", "compare.png", "compare.svg"):
+    for name in ("table.csv", "table.md", "curves.csv", "results.json", "compare.html", "compare.png", "compare.svg"):
         assert (folder.out / name).stat().st_size > 0
     assert "failed: grpo, S = 0, seed 2, after step 3: <script>" in text.getvalue()
     assert (folder.out / "compare.png").read_bytes().startswith(b"\x89PNG")

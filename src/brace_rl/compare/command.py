@@ -53,7 +53,7 @@ def compare_command(
     A cell is one method at one S with one seed: a brace train in a process of its own, one thread each, under the lag
     schedule unless --schedule.mode says otherwise. Finished cells are kept: the same command goes on where it was
     stopped. Any setting of the recipe can be given as --section.key value, and then holds for all methods. Writes
-    table.csv, curves.csv, results.json, compare.html, compare.png and compare.svg.
+    table.csv, table.md, curves.csv, results.json, compare.html, compare.png and compare.svg.
     """
     from brace_rl.compare.folder import CompareFolder
     from brace_rl.compare.plan import make_plan

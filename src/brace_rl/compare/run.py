@@ -88,6 +88,7 @@ def write_results(plan: Plan, folder: CompareFolder, console: Console | None = N
     out = folder.out
     write_json_atomic(out / "results.json", tables.results_json(comparison))
     write_text_atomic(out / "table.csv", tables.table_csv(comparison))
+    write_text_atomic(out / "table.md", tables.table_markdown(comparison))
     write_text_atomic(out / "curves.csv", tables.curves_csv(comparison))
     write_text_atomic(out / "compare.html", page.render(comparison))
     figure.draw(comparison, out)
@@ -106,7 +107,7 @@ def write_results(plan: Plan, folder: CompareFolder, console: Console | None = N
     for cell in comparison.failures:
         line = f"failed: {cell.method}, S = {cell.staleness}, seed {cell.seed}, after step {cell.steps}: {cell.error}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    files = "table.csv, curves.csv, results.json, compare.html, compare.png, compare.svg"
+    files = "table.csv, table.md, curves.csv, results.json, compare.html, compare.png, compare.svg"
     console.print(f"written: {out}: {files}", markup=False, highlight=False, soft_wrap=True)
 
 

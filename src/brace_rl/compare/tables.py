@@ -1,4 +1,4 @@
-"""The comparison as rows of text and as files: ``table.csv``, ``curves.csv`` and ``results.json``."""
+"""The comparison as rows of text and as files: ``table.csv``, ``table.md``, ``curves.csv`` and ``results.json``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from brace_rl import __version__
 from brace_rl.compare.measures import MEASURES
 from brace_rl.compare.outcomes import FAILED_RULE, CellOutcome, Comparison, MethodRow
 from brace_rl.diagnose.sums import Estimate
+from brace_rl.markdown import markdown_table
 from brace_rl.report.svg import number
 
 Cells = Sequence[str]
@@ -87,6 +88,20 @@ def table_csv(comparison: Comparison) -> str:
             line += ["" if x is None else x for x in _numbers(estimate)]
         lines.append([*line, int(row.is_best), int(row.is_best_area), *("" if x is None else x for x in _costs(row))])
     return _csv(heads, lines)
+
+
+def table_markdown(comparison: Comparison) -> str:
+    """The printed tables, to be put into a document: success, diagnostics and cost at every staleness."""
+    parts = []
+    for staleness in comparison.staleness:
+        rows = comparison.at(staleness)
+        parts.append(f"### S = {staleness}")
+        parts += [
+            markdown_table(SUCCESS_HEADS, success_rows(rows)),
+            markdown_table(measure_heads(), measure_rows(rows)),
+            markdown_table(COST_HEADS, cost_rows(rows)),
+        ]
+    return "\n\n".join([*parts, f"{INTERVALS} {FAILED_RULE}"]) + "\n"
 
 
 def curves_csv(comparison: Comparison) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from brace_rl.markdown import markdown_table
 from brace_rl.oracle.sweep import (
     Row,
     Summary,
@@ -31,12 +32,6 @@ def text_table(table: Table) -> str:
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)
     )
-
-
-def markdown_table(table: Table) -> str:
-    """The same in Markdown."""
-    header, rows = table
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows))
 
 
 def plus_minus(figures: Pair, *, sign: str = "") -> str:
@@ -125,14 +120,14 @@ def _automatic_against_fixed(rows: Sequence[Row]) -> list[str]:
         ),
     ]
     said = "\nSuccess over the whole curve, automatic windows minus the best fixed target of the lag (GAE aside):\n"
-    return [said, markdown_table((["", *(f"S = {p['lag']}" for p in points)], table))]
+    return [said, markdown_table(["", *(f"S = {p['lag']}" for p in points)], table)]
 
 
 def _by_lag_table(found: dict[int, list[Summary]], cell: Callable[[Summary], str]) -> str:
     lags = list(found)
     names = [summary.method for summary in found[lags[0]]]
     rows = [[f"`{name}`", *(cell(found[lag][i]) for lag in lags)] for i, name in enumerate(names)]
-    return markdown_table((["target", *(f"S = {lag}" for lag in lags)], rows))
+    return markdown_table(["target", *(f"S = {lag}" for lag in lags)], rows)
 
 
 def map_table(points: Sequence[dict[str, Any]]) -> Table:
@@ -174,9 +169,9 @@ def map_markdown(points: Sequence[dict[str, Any]]) -> str:
     return "\n".join(
         [
             "Mean success over the curve; last columns: paired difference to the best fixed target of the point:\n",
-            markdown_table(map_table(points)),
+            markdown_table(*map_table(points)),
             f"\nPaired difference of that figure to `{base}`; bold where the 95 % interval leaves out 0:\n",
-            markdown_table(map_gain_table(points)),
+            markdown_table(*map_gain_table(points)),
             "",
         ]
     )

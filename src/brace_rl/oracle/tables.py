@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from brace_rl.files import write_text_atomic
-from brace_rl.oracle.readable import curves_markdown, map_markdown, markdown_table, pair_table
+from brace_rl.markdown import markdown_table
+from brace_rl.oracle.readable import curves_markdown, map_markdown, pair_table
 from brace_rl.oracle.sweep import Summary, by_lag, summarise
 
 
@@ -67,7 +68,7 @@ def write_pair_tables(rows: Sequence[dict[str, Any]], folder: Path) -> None:
             for pair, found in enumerate(zip(*(row[name] for name in figures), strict=True))
         ),
     )
-    write_text_atomic(folder / "pairs.md", markdown_table(pair_table(rows)) + "\n")
+    write_text_atomic(folder / "pairs.md", markdown_table(*pair_table(rows)) + "\n")
 
 
 def write_curve_tables(rows: Sequence[dict[str, Any]], folder: Path) -> None:
