@@ -9,17 +9,19 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "brace_rl"
 
+SHOWING = {"markdown", "pictures", "quantiles"}
+
 MAY_IMPORT = {
     "core": set(),
     "diagnostics": {"core"},
     "actor": {"core", "section", "errors"},
     "tasks": {"section", "errors", "files"},
     "report": {"errors", "files"},
-    "oracle": {"core", "actor", "section", "markdown", "errors", "files"},
+    "oracle": {"core", "actor", "section", "errors", "files", *SHOWING},
     "diagnose": {"core", "diagnostics", "report", "errors", "files"},
     "training": {"core", "actor", "diagnostics", "tasks", "report", "config", "errors", "files"},
-    "probe": {"training", "tasks", "report", "diagnose", "oracle", "config", "errors", "files"},
-    "compare": {"config", "methods", "overrides", "diagnose", "oracle", "report", "markdown", "errors", "files"},
+    "probe": {"training", "tasks", "report", "diagnose", "config", "errors", "files", *SHOWING},
+    "compare": {"config", "methods", "overrides", "diagnose", "report", "errors", "files", *SHOWING},
     "bench": {"core", "training", "tasks", "config", "errors", "files"},
     "evaluation": {"training", "tasks", "config", "overrides", "errors", "files"},
 }

@@ -36,9 +36,15 @@ def json_text(obj: Any, *, indent: int | None = None) -> str:
 
 
 def write_text_atomic(path: str | Path, text: str) -> None:
-    """Write ``text`` as UTF-8 to ``path``, making parent folders; an existing file is replaced in one step.
+    """Write ``text`` as UTF-8 to ``path``, as :func:`write_bytes_atomic` does.
 
     A lone surrogate, which UTF-8 cannot hold, is written as its escape.
+    """
+    write_bytes_atomic(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def write_bytes_atomic(path: str | Path, content: bytes) -> None:
+    """Write ``content`` to ``path``, making parent folders; an existing file is replaced in one step.
 
     Raises:
         BraceError: the path cannot be written, a full disk included; what was there before is untouched.
@@ -48,7 +54,7 @@ def write_text_atomic(path: str | Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(text.encode("utf-8", errors="backslashreplace"))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

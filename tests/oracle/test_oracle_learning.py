@@ -18,7 +18,8 @@ from brace_rl.oracle.methods import AUTOMATIC, PARAMETERS, parse_method
 from brace_rl.oracle.presets import PRESETS, chain, make_preset
 from brace_rl.oracle.sampling import Steps, draw_paths
 from brace_rl.oracle.settings import LearnConfig
-from brace_rl.oracle.sweep import best_fixed, boundary_map, cap_gain, curves, interval, paired, student_quantile
+from brace_rl.oracle.sweep import best_fixed, boundary_map, cap_gain, curves, interval, paired
+from brace_rl.quantiles import student_quantile
 
 QUICK = LearnConfig(steps=12, batch=8, lag=3, seeds=3, eval_every=4, critic_warmup=2)
 TASK = chain(horizon=12, success=0.3)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
-import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +9,10 @@ import numpy as np
 
 from brace_rl.compare.measures import MEASURES
 from brace_rl.compare.outcomes import Comparison, MethodRow
-from brace_rl.errors import BraceError
-from brace_rl.files import TEMPORARY_SUFFIX, write_text_atomic
+from brace_rl.pictures import save_figure
 
 PANEL_INCHES = (3.1, 2.5)
 LEGEND_INCHES = 0.5
-DOTS_PER_INCH = 110
 PANELS = ("gap_fresh", "separation", "ess", "critic_grad_norm", "advantage_max")
 """Measures drawn beside success: those of the paper's Figures 4a, 4b and 6."""
 LINE_STYLES = ("-", "--", ":")
@@ -58,7 +52,7 @@ def draw(comparison: Comparison, folder: Path) -> None:
             figure.legend(
                 handles, labels, loc="outside lower center", ncols=min(len(labels), 3 * columns), frameon=False
             )
-        _save(figure, folder / "compare")
+        save_figure(figure, folder / "compare")
 
 
 def _success(axis: Any, rows: list[MethodRow]) -> None:
@@ -83,19 +77,3 @@ def _courses(axis: Any, rows: list[MethodRow], key: str) -> None:
 
 def _style(place: int) -> dict[str, str]:
     return {"color": f"C{place % COLOURS}", "linestyle": LINE_STYLES[place // COLOURS % len(LINE_STYLES)]}
-
-
-def _save(figure: Any, path: Path) -> None:
-    png, svg = io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    write_text_atomic(path.with_suffix(".svg"), svg.getvalue())
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
-    try:
-        temporary.write_bytes(png.getvalue())
-        os.replace(temporary, path.with_suffix(".png"))
-    except OSError as error:
-        raise BraceError(f"{path}.png: cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brace_rl.diagnose.sums import Estimate
-from brace_rl.oracle.sweep import student_quantile
+from brace_rl.quantiles import student_quantile
 
 REPLICATES = 20_000
 """Bootstrap replicates; for few seeds the interval lies far out in their tails."""

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
-import os
-import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from brace_rl.errors import BraceError
-from brace_rl.files import TEMPORARY_SUFFIX, write_text_atomic
 from brace_rl.oracle.sweep import cap_gain
+from brace_rl.pictures import save_figure
 
-DPI = 130
 DARK = 0.6
 """Share of the colour scale beyond which a cell takes white ink."""
 
@@ -30,7 +24,7 @@ def draw_study(study: dict[str, Any], folder: Path) -> list[Path]:
         ("fixed_points", _fixed_points(study, what)),
         ("offset", _offset(study, what)),
     ]
-    return [path for name, figure in drawn for path in _save(figure, folder / name)]
+    return [path for name, figure in drawn for path in save_figure(figure, folder / name)]
 
 
 def draw_curves(rows: Sequence[dict[str, Any]], folder: Path, title: str) -> list[Path]:
@@ -46,7 +40,7 @@ def draw_curves(rows: Sequence[dict[str, Any]], folder: Path, title: str) -> lis
             low, high = [mean - half for mean, half in pairs], [mean + half for mean, half in pairs]
             axis.fill_between(row["steps"], low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set(title=f"S = {lag}", xlabel="trainer step", ylabel="success (exact)", ylim=(-0.02, 1.02))
-    return _save(_finish(figure, axes, title), folder / "curves")
+    return save_figure(_finish(figure, axes, title), folder / "curves")
 
 
 def draw_map(cells: Sequence[dict[str, Any]], folder: Path, *, method: str, baseline: str) -> list[Path]:
@@ -72,7 +66,7 @@ def draw_map(cells: Sequence[dict[str, Any]], folder: Path, *, method: str, base
         axis.set_yticks(range(len(horizons)), [str(horizon) for horizon in horizons])
         figure.colorbar(image, ax=axis)
     figure.suptitle(f"area under the curve: {method} minus {baseline} (* 95 % interval leaves out 0)")
-    return _save(figure, folder / f"map_{method}_{baseline}".replace(":", "").replace("@", "clip"))
+    return save_figure(figure, folder / f"map_{method}_{baseline}".replace(":", "").replace("@", "clip"))
 
 
 def _moments(study: dict[str, Any], what: str) -> Any:
@@ -126,28 +120,3 @@ def _finish(figure: Any, axes: Sequence[Any], title: str) -> Any:
     axes[0].legend(fontsize=7)
     figure.suptitle(title)
     return figure
-
-
-def _save(figure: Any, path: Path) -> list[Path]:
-    """As ``path.png`` and ``path.svg``."""
-    png, svg = io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=DPI)
-    figure.set_layout_engine("none")  # settled by the first drawing; finding it again costs as much as drawing
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
-    _write_bytes_atomic(paths[0], png.getvalue())
-    write_text_atomic(paths[1], svg.getvalue())
-    return paths
-
-
-def _write_bytes_atomic(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise BraceError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import os
-import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from brace_rl.errors import BraceError
-from brace_rl.files import TEMPORARY_SUFFIX, write_text_atomic
+from brace_rl.pictures import save_figure
 from brace_rl.probe.run import Probe
 
 SIZE_INCHES = (10.0, 4.2)
-DOTS_PER_INCH = 130
 LABELS = {
     "v_pi": "V^pi",
     "v_mu": "V^mu",
@@ -55,7 +49,7 @@ def draw(probe: Probe, folder: Path) -> list[Path]:
             f"{probe.options.continuations} continuations a state and policy; 95 % intervals",
             fontsize=10,
         )
-        return _save(figure, folder / "probe")
+        return save_figure(figure, folder / "probe")
 
 
 def _course(axis: Any, probe: Probe, name: str, colour: str) -> None:
@@ -66,26 +60,3 @@ def _course(axis: Any, probe: Probe, name: str, colour: str) -> None:
     if len(places) == 1:  # a band would have no width
         axis.errorbar(places, values, yerr=[values - low, high - values], color=colour, capsize=3)
     axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
-
-
-def _save(figure: Any, path: Path) -> list[Path]:
-    png, svg = io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
-    _write_bytes_atomic(paths[0], png.getvalue())
-    write_text_atomic(paths[1], svg.getvalue())
-    return paths
-
-
-def _write_bytes_atomic(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise BraceError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

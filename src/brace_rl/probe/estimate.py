@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brace_rl.diagnose.sums import Estimate
-from brace_rl.oracle.sweep import student_quantile
+from brace_rl.quantiles import student_quantile
 
 Floats = npt.NDArray[np.float64]
 

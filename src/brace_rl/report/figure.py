@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from brace_rl.errors import BraceError
+from brace_rl.files import write_bytes_atomic
 from brace_rl.report.page import describe_method, describe_schedule
 from brace_rl.report.run_data import RunData, read_run
 
@@ -100,12 +101,7 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(temporary, format="png", facecolor="white")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise BraceError(f"{path}: cannot be written: {error.strerror}; choose another place") from None
+    content = io.BytesIO()
+    figure.savefig(content, format="png", facecolor="white")
+    write_bytes_atomic(path, content.getvalue())
     return path
