@@ -13,6 +13,7 @@ import pytest
 
 from brace_rl import cli
 from brace_rl.compare.command import names, whole_numbers
+from brace_rl.compare.measures import MEASURES
 from brace_rl.errors import ConfigError
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -145,6 +146,8 @@ def test_a_comparison_that_is_stopped_leaves_no_process_and_is_gone_on_with(tmp_
     with (out / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["method"], row["finished"], row["failed"]) for row in rows] == [("ppo", "1", "0"), ("brace", "1", "0")]
+    missing = {m.key for m in MEASURES for row in rows if not row[m.key]}
+    assert missing <= {"separation"}, "a run logs what is compared; untrained, it has no success to set apart"
     cells = json.loads((out / "results.json").read_text())["cells"]
     assert [[step for step, _ in cell["evaluations"]] for cell in cells] == [[0, 1, 2, 3]] * 2
     assert cells[0]["evaluations"][0] == cells[1]["evaluations"][0]

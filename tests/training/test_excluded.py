@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from brace_rl.training.batch import collate
-from brace_rl.training.loop import response_metrics
+from brace_rl.training.loop import response_metrics, value_separation
 from brace_rl.training.serialize import trajectory_from_dict, trajectory_to_dict
 from brace_rl.training.types import NOT_A_POLICY_TOKEN, Trajectory
 
@@ -40,6 +42,16 @@ def test_an_excluded_row_of_a_batch_has_no_policy_token() -> None:
     batch = collate([trajectory(excluded=True), trajectory(excluded=False)], pad_token_id=0, device=torch.device("cpu"))
     assert batch.policy_mask.sum(dim=1).tolist() == [0, 2]
     assert batch.behavior_logprobs[0].isnan().all()
+
+
+def test_separation_is_over_policy_tokens_of_judged_responses() -> None:
+    won, unjudged = trajectory(excluded=False), trajectory(excluded=True)
+    lost = replace(won, success=False, policy_mask=[True, False])
+    rows = [won, lost, unjudged, won]
+    values = torch.tensor([[9.0, 0.5, 0.7], [9.0, 0.25, 9.0], [9.0, 9.0, 9.0], [9.0, 0.5, 0.3]])
+    mask = torch.tensor([[False, True, True], [False, True, False], [False, False, False], [False, True, True]])
+    assert value_separation(rows, values, mask) == {"value/separation": pytest.approx(0.5 - 0.25)}
+    assert value_separation([won, unjudged], values[[0, 2]], mask[[0, 2]]) == {}
 
 
 @pytest.mark.parametrize("excluded", [True, False])

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import isnan
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import FrameType
@@ -185,6 +186,8 @@ class Trainer:
         with self.clock("batch"):
             batch = collate(trajectories, pad_token_id=int(self.tokenizer.pad_token_id), device=self.learner.device)
         metrics = self.learner.update(batch)
+        if self.learner.critic is not None and self.learner.latest is not None:
+            metrics |= value_separation(trajectories, self.learner.latest.values, batch.policy_mask)
         with self.clock("publish"):
             self._publish()
             self._issue()
@@ -331,3 +334,18 @@ def response_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     }
     names = sorted({name for t in judged for name in t.info})
     return metrics | {f"task/{name}": fmean(t.info.get(name, 0.0) for t in judged) for name in names}
+
+
+def value_separation(trajectories: list[Trajectory], values: Tensor, policy_mask: Tensor) -> dict[str, float]:
+    """Mean V over the policy tokens of successful responses less that of failed ones; nothing where either is missing.
+
+    Args:
+        values: ``[B, L-1]`` V before each token, rows as in ``trajectories``.
+        policy_mask: ``[B, L-1]``.
+    """
+    means = []
+    for success in (True, False):
+        rows = [row for row, t in enumerate(trajectories) if not t.excluded and t.success == success]
+        means.append(float(values[rows][policy_mask[rows]].double().mean()) if rows else float("nan"))
+    separation = means[0] - means[1]
+    return {} if isnan(separation) else {"value/separation": separation}
