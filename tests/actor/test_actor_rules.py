@@ -103,6 +103,29 @@ def test_icepop_has_no_weight_where_the_clip_holds_the_ratio():
     assert gradient_of("icepop", with_target(batch), edge="E") == pytest.approx([-1.1, 0, 0])
 
 
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("icepop", {}),
+        ("kpop", {}),
+        ("estr", {"tau": 1.0, "edge": "B"}),
+        ("dis", {}),
+        ("m2po", {}),
+        ("ppo_ewma_revised", {"low": 0.5, "high": 2.0}),
+        ("tis", {"level": "geometric"}),
+    ],
+)
+def test_no_mask_keeps_a_token_whose_behavior_is_not_a_number(rule, options):
+    batch = batch_of(target=[1.0, 1.0], behavior=[math.nan, 1.0], behavior_entropy=[1.0, 1.0])
+    rejected = RULES[rule](batch, **options).metrics["rejected_fraction"].item()
+    assert rejected == (1.0 if rule == "tis" else 0.5)  # tis decides on a whole response
+
+
+def test_a_trust_region_without_its_entropy_is_shut():
+    batch = batch_of(target=[1.0, 1.0], behavior_entropy=[math.nan, 1.0])
+    assert RULES["estr"](batch, tau=1.0).metrics["rejected_fraction"].item() == 0.5
+
+
 def kpop_keeps(proximal: float, behavior: float, phi: float, dtype=torch.float64) -> bool:
     x = torch.tensor([[proximal]], dtype=dtype)
     batch = ActorBatch(

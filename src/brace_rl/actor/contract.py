@@ -18,8 +18,9 @@ sign of the advantage. No rule puts a weight on E and a clip on E into one loss:
 Every loss is a sum over the tokens of ``loss_mask`` divided by their number *before* any rejection. Nothing outside
 ``loss_mask`` reaches a loss, a metric or a gradient, NaN included. Gradient flows into ``target_logprobs`` alone.
 A log-ratio of plus or minus infinity gives a finite loss and gradient: a rule rejects or caps it, and a clip holds
-log-ratios within :data:`brace_rl.core.losses.MAX_LOG_RATIO`. A target log-prob that is not a number makes the loss not
-a number, rejected or not. Half-precision inputs are computed in float32.
+log-ratios within :data:`brace_rl.core.losses.MAX_LOG_RATIO`. A target log-prob that is not a number, and a clip of two
+log-probs that are the same infinity, make the loss not a number, rejected or not. No mask keeps a token whose behavior
+or proximal log-prob or entropy is not a number. Half-precision inputs are computed in float32.
 
 Micro-batches: give each the ``denominator`` of the whole minibatch, and losses and metrics add up to those of the
 minibatch. A rule that looks at the whole minibatch to decide on a token has an entry in

@@ -25,5 +25,5 @@ def dis(batch: ActorBatch, *, edge: Literal["E", "U"] = "E", eps_low: float = 0.
     check_positive(eps_high, "eps_high", rule="dis")
     check_edge(edge, "EU", rule="dis")
     ratio = log_ratio(batch, edge, rule="dis").exp()
-    rejected = (ratio <= 1 - eps_low) | (ratio >= 1 + eps_high)
+    rejected = ~((ratio > 1 - eps_low) & (ratio < 1 + eps_high))
     return weighted_likelihood(batch, weight=ratio, rejected=rejected)

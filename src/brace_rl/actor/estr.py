@@ -47,5 +47,5 @@ def estr(
         anchor=clip_from,
         clip_low=clip_low,
         clip_high=clip_high,
-        rejected=log_ratio(batch, edge, rule="estr").square() > tau * (entropy + eps),
+        rejected=~(log_ratio(batch, edge, rule="estr").square() <= tau * (entropy + eps)),
     )

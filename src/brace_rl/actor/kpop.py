@@ -46,7 +46,7 @@ def kpop(
         anchor=clip_from,
         clip_low=clip_low,
         clip_high=clip_high,
-        rejected=(_divergence(log_p, log_q) > phi) | (_divergence(log_q, log_p) > phi),
+        rejected=~((_divergence(log_p, log_q) <= phi) & (_divergence(log_q, log_p) <= phi)),
     )
 
 
@@ -59,7 +59,7 @@ def _divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
 def _term(log_a: Tensor, log_b: Tensor) -> Tensor:
     """``a log(a/b)``, which is 0 at ``a = 0`` whatever ``b`` is."""
     a = log_a.exp()
-    return torch.where(a > 0, a * (log_a - log_b), 0.0)
+    return torch.where(a == 0, 0.0, a * (log_a - log_b))
 
 
 def _log_of_the_rest(log_p: Tensor) -> Tensor:

@@ -45,8 +45,8 @@ def clip_anchor(batch: ActorBatch, mask_edge: Edge, *, rule: str) -> Tensor:
 
 
 def outside(ratio: Tensor, low: float, high: float) -> Tensor:
-    """Where ``ratio`` leaves ``[low, high]``."""
-    return (ratio < low) | (ratio > high)
+    """Where ``ratio`` is not in ``[low, high]``; what is no number is nowhere."""
+    return ~((ratio >= low) & (ratio <= high))
 
 
 def check_band(low: float, high: float, *, rule: str) -> None:
@@ -103,9 +103,9 @@ def weighted_likelihood(
 ) -> ActorLoss:
     """``-mask * weight * A log target``: a policy gradient with a detached weight, and no clip."""
     weight = _token_weight(batch, rejected, weight)
-    # A token of weight 0 has no say, even where its log-prob is minus infinity.
-    counted = batch.loss_mask & (weight > 0)
-    target = torch.where(counted, batch.at_tokens(batch.target_logprobs), 0.0)
+    target = batch.at_tokens(batch.target_logprobs)
+    # A token of weight 0 has no say, even where its log-prob is minus infinity; what is no number stays to be seen.
+    target = torch.where((weight > 0) | target.isnan(), target, 0.0)
     loss = -(weight * batch.at_tokens(batch.advantages.detach()) * target).sum() / batch.count
     return ActorLoss(loss, _metrics(batch, weight, rejected, capped, torch.zeros_like(loss.detach())))
 
