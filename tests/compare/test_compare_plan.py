@@ -69,6 +69,13 @@ def test_another_setting_is_another_cell(tmp_path, override):
     assert names.isdisjoint(cell.name for cell in plan_for(tmp_path, overrides=override).cells)
 
 
+def test_a_default_said_aloud_is_the_same_cell(tmp_path):
+    """So that a setting which is added later, with its default, does not orphan what was run before it."""
+    names = {cell.name for cell in plan_for(tmp_path).cells}
+    said = {"rollout.temperature": "1.0", "optim.minibatches": "1", "algorithm.gamma": "1.0"}
+    assert {cell.name for cell in plan_for(tmp_path, overrides=said).cells} == names
+
+
 def test_places_are_not_part_of_a_cells_identity(tmp_path):
     config = plan_for(tmp_path).cells[0].config
     moved = config.model_copy(update={"run": config.run.model_copy(update={"root": "elsewhere", "name": "x"})})

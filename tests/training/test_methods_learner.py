@@ -154,6 +154,16 @@ def test_group_advantages_by_hand():
     assert group_rewards(batch).others.tolist() == [0, 1, 1, 1, 0, 0]
 
 
+def test_a_response_nobody_could_judge_is_no_member_of_its_group():
+    batch = grouped_batch(rewards=(1.0, 0.0, 0.0, 1.0, 1.0, 0.0), size=3)
+    batch.policy_mask[2] = False
+    rewards = group_rewards(batch)
+    assert rewards.means[:2].tolist() == [0.5, 0.5]
+    assert rewards.deviations[:2].tolist() == pytest.approx([math.sqrt(0.5)] * 2)
+    assert rewards.others[:2].tolist() == [0, 1]
+    assert rewards.means[3:].tolist() == pytest.approx([2 / 3] * 3)
+
+
 def test_group_brace_is_dr_grpo_at_window_0_and_weighted_beyond():
     batch = grouped_batch()
     before = free_learner(config_of("grpo")).evaluate(batch)

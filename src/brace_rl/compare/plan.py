@@ -166,6 +166,16 @@ def identity(config: Config) -> dict[str, Any]:
     return settings
 
 
+def _chosen(config: Config) -> dict[str, Any]:
+    """What :func:`identity` holds, without values that are the default: a setting added later changes no digest."""
+    settings = config.model_dump(mode="json", exclude_defaults=True)
+    for section, name in (("run", "name"), ("run", "root"), ("model", "path")):
+        settings.get(section, {}).pop(name, None)
+    for section, kind in (("task", config.task.name), ("actor", config.actor.rule)):  # whose keys the section's are
+        settings.setdefault(section, {})["kind"] = kind
+    return {section: keys for section, keys in settings.items() if keys}
+
+
 def start_model(out: Path, name: str) -> Path:
     """The folder of a finished :class:`Start`."""
     return out / "starts" / name
@@ -202,10 +212,11 @@ def _shared(config: Config) -> dict[str, dict[str, Any]]:
 def _start(recipe: Path, settings: Mapping[str, str], seed: int, out: Path) -> Start:
     own = {**_without_method_sections(settings), **START, "run.seed": str(seed), "run.root": str(out / "starting")}
     config = load_config(recipe, own, method=START_METHOD)
-    everything = config.model_dump(mode="json")
-    needed = {section: everything[section] for section in ("task", "model", "warm_start")}
+    chosen = _chosen(config)
+    needed = {section: chosen.get(section, {}) for section in ("task", "model", "warm_start")}
+    needed["model"] = needed["model"] | {"path": config.model.path}
     needed["task"] = {key: value for key, value in needed["task"].items() if not key.startswith("eval_")}
-    needed["optim"] = {key: everything["optim"][key] for key in START_OPTIM}
+    needed["optim"] = {key: getattr(config.optim, key) for key in START_OPTIM}
     needed["run"] = {"seed": seed, "threads": config.schedule.learner_threads}
     name = f"seed{seed}-{_digest(needed)}"
     return Start(seed, name, own | {"run.name": name})
@@ -223,8 +234,8 @@ def _cell(
     if start is not None:
         own |= {"model.path": str(start_model(out, start.name)), "warm_start.steps": "0"}
     config = load_config(recipe, own, method=method)
-    everything = {"start": start.name if start else config.model.path, **identity(config)}
-    name = f"{method}-S{staleness}-seed{seed}-{_digest(everything)}"
+    chosen = {"start": start.name if start else config.model.path, **_chosen(config)}
+    name = f"{method}-S{staleness}-seed{seed}-{_digest(chosen)}"
     own["run.name"] = name
     return Cell(method, staleness, seed, name, own, load_config(recipe, own, method=method))
 

@@ -126,13 +126,17 @@ def value_targets(
 
 
 def group_rewards(batch: Batch) -> Groups:
-    """Returns of the responses beside those of their groups."""
+    """Returns of the responses beside those of their groups; a response that could not be judged has no say.
+
+    Such a response has no policy token and stands in the batch all the same.
+    """
     returns = batch.rewards.sum(1)
+    judged = batch.policy_mask.any(1).to(returns.dtype)
     _, group = batch.groups.unique(return_inverse=True)
-    sizes = torch.zeros_like(returns).index_add(0, group, torch.ones_like(returns))[group]
+    sizes = torch.zeros_like(returns).index_add(0, group, judged)[group]
 
     def group_mean(x: Tensor) -> Tensor:
-        return torch.zeros_like(returns).index_add(0, group, x)[group] / sizes
+        return torch.zeros_like(returns).index_add(0, group, x * judged)[group] / sizes.clamp(min=1)
 
     means = group_mean(returns)
     deviations = (group_mean((returns - means).square()) * sizes / (sizes - 1).clamp(min=1)).sqrt()
