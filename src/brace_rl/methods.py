@@ -175,7 +175,9 @@ METHODS: Mapping[str, Callable[[], Settings]] = {
         brace,
     )
 }
-"""Name -> method; ``brace+RULE`` is understood besides, for every rule of :mod:`brace_rl.actor.options`."""
+"""Name -> method; ``brace+RULE`` is understood besides, for every rule of :mod:`brace_rl.actor.options`.
+
+A rule may bear the name of a method that has another one: ``brace+ppo_ewma`` has the rule of ``ppo_ewma_original``."""
 
 
 def method_settings(name: str) -> Settings:
@@ -210,7 +212,11 @@ def with_method(recipe: Mapping[str, Any], name: str) -> dict[str, Any]:
 def described() -> list[tuple[str, str]]:
     """Name and docstring of every method, for people to read."""
     named = [(name, inspect.cleandoc(method.__doc__ or "")) for name, method in METHODS.items()]
-    return [*named, ("brace+RULE", f"BRACE's critic with an actor rule of: {', '.join(RULE_OPTIONS)}.")]
+    joined = (
+        f"BRACE's critic with an actor rule of: {', '.join(RULE_OPTIONS)}. Rules, not methods: brace+decoupled has the "
+        "rule of the method areal, brace+ppo_ewma_revised that of ppo_ewma."
+    )
+    return [*named, ("brace+RULE", joined)]
 
 
 def _rule(name: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from brace_rl.compare.tables import (
     curves_csv,
     measure_heads,
     measure_rows,
+    method_heads,
     results_json,
     success_rows,
     table_csv,
@@ -111,12 +112,26 @@ def test_tables_hold_every_method_at_every_staleness(made):
 def test_markdown_holds_the_tables_of_every_staleness(made):
     _, _, comparison = made
     text = table_markdown(comparison)
-    assert [line for line in text.splitlines() if line.startswith("#")] == ["### S = 0", "### S = 4"]
+    titles = [line for line in text.splitlines() if line.startswith("#")]
+    assert titles == ["### S = 0", "### S = 4", "### What makes each method"]
     rows = [line for line in text.splitlines() if line.startswith("| ppo |")]
-    assert len(rows) == 2 * 3
+    assert len(rows) == 2 * 3 + 1
     assert {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("| ")} == {
-        len(heads) + 1 for heads in (SUCCESS_HEADS, measure_heads(), COST_HEADS)
+        len(heads) + 1 for heads in (SUCCESS_HEADS, measure_heads(), COST_HEADS, method_heads(comparison))
     }
+
+
+def test_the_settings_that_make_a_method_stand_beside_its_figures(made):
+    _, _, comparison = made
+    parts = results_json(comparison)["method_settings"]
+    assert list(parts) == METHODS
+    assert (parts["brace+icepop"]["algorithm"]["value_target"], parts["brace+icepop"]["actor"]["high"]) == (
+        "brace",
+        5.0,
+    )
+    for text in (render(comparison), table_markdown(comparison)):
+        assert "rule = icepop" in text
+        assert "value_target = brace, window = 100" in text
 
 
 def test_the_json_holds_every_cell_the_failed_ones_too_and_is_strict(made):

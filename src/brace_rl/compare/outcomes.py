@@ -10,7 +10,7 @@ from typing import Any
 
 from brace_rl.compare.folder import CompareFolder, Status
 from brace_rl.compare.measures import MEASURES
-from brace_rl.compare.plan import Cell, Plan
+from brace_rl.compare.plan import Cell, Plan, method_parts
 from brace_rl.compare.statistics import area, best, leader, mean_over_seeds, paired_difference
 from brace_rl.diagnose.sums import Estimate
 from brace_rl.report.run_data import RunData, Series, read_run
@@ -91,10 +91,16 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that is written."""
+    """Everything that is written.
+
+    Attributes:
+        parts: per method the settings that make it, section -> key -> value.
+        settings: those given on the command line, for all methods alike.
+    """
 
     recipe: str
     methods: Sequence[str]
+    parts: Mapping[str, Mapping[str, Mapping[str, Any]]]
     staleness: Sequence[int]
     seeds: Sequence[int]
     steps: int
@@ -134,6 +140,7 @@ def read_comparison(plan: Plan, folder: CompareFolder) -> Comparison:
     return Comparison(
         recipe=str(plan.recipe),
         methods=plan.methods,
+        parts={cell.method: method_parts(cell.config) for cell in plan.cells},
         staleness=plan.staleness,
         seeds=plan.seeds,
         steps=plan.steps,

@@ -18,6 +18,8 @@ from brace_rl.compare.tables import (
     cost_rows,
     measure_heads,
     measure_rows,
+    method_heads,
+    method_lines,
     success_rows,
 )
 from brace_rl.report.style import STYLE
@@ -34,6 +36,7 @@ def render(comparison: Comparison) -> str:
         _facts(comparison),
         _failures(comparison),
         *(_at(comparison, staleness) for staleness in comparison.staleness),
+        f"<h2>What makes each method</h2>{_table(method_heads(comparison), method_lines(comparison))}",
         "<h2>What the figures are</h2><dl>",
         *(f"<dt>{_text(m.title)}</dt><dd>{_text(m.meaning)}</dd>" for m in MEASURES),
         "</dl>",

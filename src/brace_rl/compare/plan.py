@@ -166,6 +166,14 @@ def identity(config: Config) -> dict[str, Any]:
     return settings
 
 
+def method_parts(config: Config) -> dict[str, dict[str, Any]]:
+    """What makes the method of a cell, every value of it: section -> key -> value."""
+    settings = config.model_dump(mode="json")
+    parts = {section: settings[section] for section in ("algorithm", "actor")}
+    own = {section: {key: settings[section][key] for key in keys} for section, keys in METHOD_KEYS.items()}
+    return parts | {section: keys for section, keys in own.items() if section not in parts and keys}
+
+
 def _chosen(config: Config) -> dict[str, Any]:
     """What :func:`identity` holds, without values that are the default: a setting added later changes no digest."""
     settings = config.model_dump(mode="json", exclude_defaults=True)

@@ -65,6 +65,19 @@ def cost_rows(rows: Sequence[MethodRow]) -> list[Cells]:
     return [[row.method, *(NONE if x is None else number(x) for x in _costs(row))] for row in rows]
 
 
+def method_heads(comparison: Comparison) -> Cells:
+    """Heads of :func:`method_lines`."""
+    return ["method", *next(iter(comparison.parts.values()))]
+
+
+def method_lines(comparison: Comparison) -> list[Cells]:
+    """One row per method: every setting that makes it, defaults and constants of our own included."""
+    return [
+        [method, *(", ".join(f"{key} = {value}" for key, value in keys.items()) for keys in parts.values())]
+        for method, parts in comparison.parts.items()
+    ]
+
+
 def figure(estimate: Estimate | None) -> str:
     """A success."""
     return NONE if estimate is None else f"{estimate.value:.3f}"
@@ -101,7 +114,8 @@ def table_markdown(comparison: Comparison) -> str:
             markdown_table(measure_heads(), measure_rows(rows)),
             markdown_table(COST_HEADS, cost_rows(rows)),
         ]
-    return "\n\n".join([*parts, f"{INTERVALS} {FAILED_RULE}"]) + "\n"
+    made = markdown_table(method_heads(comparison), method_lines(comparison))
+    return "\n\n".join([*parts, f"{INTERVALS} {FAILED_RULE}", "### What makes each method", made]) + "\n"
 
 
 def curves_csv(comparison: Comparison) -> str:
@@ -124,6 +138,7 @@ def results_json(comparison: Comparison) -> dict[str, Any]:
         "recipe": comparison.recipe,
         "settings": dict(comparison.settings),
         "methods": list(comparison.methods),
+        "method_settings": {method: dict(parts) for method, parts in comparison.parts.items()},
         "staleness": list(comparison.staleness),
         "seeds": list(comparison.seeds),
         "steps": comparison.steps,
