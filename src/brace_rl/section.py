@@ -16,11 +16,13 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _whole_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic would take ``true`` and ``1e3`` for whole numbers."""
+    def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic would take ``true`` for a number, and ``1e3`` for a whole one."""
         field = cls.model_fields.get(info.field_name or "")
         if field is not None and field.annotation is int and isinstance(value, bool | float):
             raise ValueError("input should be an integer such as 3")
+        if field is not None and field.annotation is float and isinstance(value, bool):
+            raise ValueError("input should be a number such as 0.5")
         return value
 
 

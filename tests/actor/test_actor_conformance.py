@@ -245,6 +245,14 @@ def test_missing_inputs_say_how_to_get_them():
         ({"advantages": torch.ones(4, 8)}, r"advantages: got \[4, 8\], must be \[4, 9\] like loss_mask"),
         ({"behavior_entropy": torch.ones(9)}, r"behavior_entropy: got \[9\], must be \[4, 9\]"),
         ({"keep": torch.ones(4, 9)}, "keep: got torch.float32, must be bool"),
+        ({"target_logprobs": None}, "target_logprobs: got NoneType, must be a tensor"),
+        ({"loss_mask": [[True]]}, "loss_mask: got list, must be a tensor"),
+        (
+            {"behavior_logprobs": torch.ones(4, 9, dtype=torch.long)},
+            "behavior_logprobs: got torch.int64, must be floating",
+        ),
+        ({"denominator": 0}, "denominator: got 0, must be above 0 and finite"),
+        ({"denominator": math.nan}, "denominator: got nan"),
     ],
 )
 def test_a_batch_that_cannot_be_meant_is_refused(change, message):
@@ -269,6 +277,8 @@ def test_a_batch_that_cannot_be_meant_is_refused(change, message):
         ("ppo_ewma", {"ratio_cap": 0.5}, "ppo_ewma: ratio_cap = 0.5; must be at least 1"),
         ("ppo_ewma_revised", {"low": 2.0, "high": 1.0}, "ppo_ewma_revised: low = 2.0, high = 1.0; need 0 <= low"),
         ("icepop", {"high": math.inf}, "icepop: low = 0.5, high = inf"),
+        ("kpop", {"phi": "wide"}, "kpop: phi = wide; must be above 0"),
+        ("estr", {"tau": True}, "estr: tau = True; must be above 0"),
         ("kpop", {"phi": -1.0}, "kpop: phi = -1.0; must be above 0"),
         ("estr", {"tau": 0.0}, "estr: tau = 0.0; must be above 0"),
         ("estr", {"tau": 1.0, "eps": -0.1}, "estr: eps = -0.1; must be at least 0"),

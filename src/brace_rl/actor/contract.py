@@ -30,6 +30,7 @@ minibatch. A rule that looks at the whole minibatch to decide on a token has an 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,14 +107,23 @@ class ActorBatch:
 
     def __post_init__(self) -> None:
         mask = self.loss_mask
+        for name in ("loss_mask", "target_logprobs", "advantages"):
+            if not isinstance(getattr(self, name), Tensor):
+                raise ValueError(f"{name}: got {type(getattr(self, name)).__name__}, must be a tensor")
         if mask.dim() != 2 or mask.dtype != torch.bool:
             raise ValueError(f"loss_mask: got {list(mask.shape)} {mask.dtype}, must be [batch, tokens] bool")
         if self.keep is not None and self.keep.dtype != torch.bool:
             raise ValueError(f"keep: got {self.keep.dtype}, must be bool")
         for name in ("target_logprobs", "advantages", *_HOW_TO_GET, "keep"):
             x: Tensor | None = getattr(self, name)
-            if x is not None and x.shape != mask.shape:
+            if x is None:
+                continue
+            if x.shape != mask.shape:
                 raise ValueError(f"{name}: got {list(x.shape)}, must be {list(mask.shape)} like loss_mask")
+            if name not in ("keep", "version_lag") and not x.is_floating_point():
+                raise ValueError(f"{name}: got {x.dtype}, must be floating point")
+        if isinstance(self.denominator, int | float) and not 0 < self.denominator < math.inf:
+            raise ValueError(f"denominator: got {self.denominator}, must be above 0 and finite")
 
     @property
     def count(self) -> Tensor | float:

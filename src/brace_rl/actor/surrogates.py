@@ -56,8 +56,8 @@ def check_band(low: float, high: float, *, rule: str) -> None:
 
 
 def check_positive(value: float, name: str, *, rule: str) -> None:
-    """Raise ValueError unless ``value`` is above 0 and finite."""
-    if not 0 < value < math.inf:
+    """Raise ValueError unless ``value`` is a number above 0 and finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"{rule}: {name} = {value}; must be above 0 and finite")
 
 
