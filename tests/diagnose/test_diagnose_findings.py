@@ -53,6 +53,11 @@ def exaggerate_pi(row: Row) -> None:
     row["target_logprobs"] = [x + 0.02 if x < -0.05 else x for x in row["target_logprobs"]]
 
 
+def exaggerate_all(row: Row) -> None:
+    """By a factor that overflows over a long window."""
+    row["target_logprobs"] = [x + 0.05 for x in row["target_logprobs"]]
+
+
 def blur_engine(row: Row) -> None:
     """Alternating errors whose mean ratio stays 1."""
     for n, i in enumerate(policy_indices(row)):
@@ -199,6 +204,9 @@ TRIGGERS: list[tuple[str, str, list[Row], dict[str, float]]] = [
     ("low_response_ess", "note", WIDE, {}),
     ("constant_reward", "warning", changed(reward_one), {}),
     ("too_few_rows", "note", CLEAN[:12], {}),
+    ("positive_drift", "note", changed(exaggerate_pi, CLEAN[:12]), {}),
+    ("systematic_factor", "note", changed(renormalise_mu, CLEAN[:12]), {}),
+    ("systematic_factor", "error", changed(exaggerate_all), {"window": 16384}),
 ]
 
 
@@ -251,6 +259,14 @@ def test_all_of_lag_zero_and_identical_is_a_note(tmp_path):
 
     found = {finding.name: finding for finding in diagnosis_of(tmp_path / "r.jsonl", changed(fresh)).findings}
     assert found["mu_equals_pi"].severity == "note"
+
+
+def test_rows_that_cannot_be_used_are_why_nothing_can_be_told(tmp_path):
+    def unmask(row: Row) -> None:
+        row["policy_mask"] = [False] * len(row["policy_mask"])
+
+    found = diagnosis_of(tmp_path / "rows.jsonl", changed(unmask, CLEAN[:5]))
+    assert found.verdict.sentence.startswith("None of the 5 responses can be used: 5 have no policy token")
 
 
 def test_critics_that_differ_on_shared_tokens_are_no_shift(tmp_path):

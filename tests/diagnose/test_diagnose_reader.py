@@ -57,6 +57,10 @@ def test_null_and_spelled_out_nan_are_nan(tmp_path):
     [
         (GOOD | {"values": "high"}, "values", "a list of numbers"),
         (GOOD | {"values": [0.1, "x"]}, "values", "a number at position 1"),
+        (GOOD | {"values": [0.1, "0.5"]}, "values", "a number at position 1"),
+        (GOOD | {"values": [0.1, 10**400]}, "values", "a number at position 1"),
+        (GOOD | {"reward": 10**400}, "reward", "a finite number"),
+        (GOOD | {"current_version": 10**400}, "current_version", "a finite number"),
         (GOOD | {"values": [[0.1], [0.2]]}, "values", "a number at position 0"),
         (GOOD | {"values": [0.1]}, "values", "2 entries, as many as behavior_logprobs"),
         (GOOD | {"policy_mask": [0, 2]}, "policy_mask", "true or false"),

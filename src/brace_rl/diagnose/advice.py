@@ -54,6 +54,12 @@ class Recommendation:
 def verdict(stats: Statistics) -> Verdict:
     """Compare what the logged returns teach a critic (``V^mu``) with the value of the current policy."""
     counts = stats.counts
+    if not counts.rows_used:
+        return Verdict(
+            "cannot tell",
+            f"None of the {counts.rows} responses can be used: {counts.rows_empty} have no policy token, "
+            f"{counts.rows_not_finite} have NaN or infinity at one, {counts.rows_unearned} a reward before the first.",
+        )
     if stats.ratio is None:
         return Verdict("cannot tell", "Without both behavior_logprobs and target_logprobs nothing tells mu from pi.")
     if stats.reward is None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 from brace_rl.diagnose.advice import MIN_CLUSTERS, MIN_RESPONSE_ESS, MIN_ROWS, interval, verdict
-from brace_rl.diagnose.finding import Finding
+from brace_rl.diagnose.finding import Finding, Severity
 from brace_rl.diagnose.statistics import EXPECTATION, Statistics
 
+MAX_EXPONENT = 700.0
+"""``exp`` of more is no float."""
 MIN_FRESH_TOKENS = 100
 FACTOR_FRESH, FACTOR_STALE = 0.002, 0.01
 """How far the mean ratio may be from 1: over tokens of lag 0, and over all."""
@@ -30,6 +32,15 @@ HIGH_WEIGHT = 100.0
 LOW_WEIGHT = 0.01
 
 
+def _severity(severity: Severity, stats: Statistics) -> Severity:
+    """Of a finding that rests on an interval, which a handful of responses cannot give."""
+    return "note" if _too_few(stats) else severity
+
+
+def _too_few(stats: Statistics) -> bool:
+    return stats.counts.rows_used < MIN_ROWS or stats.clusters < MIN_CLUSTERS
+
+
 def systematic_factor(stats: Statistics) -> Finding | None:
     """The mean ratio is not 1, which no amount of staleness can do."""
     ratio, fresh = stats.ratio, stats.fresh
@@ -41,10 +52,10 @@ def systematic_factor(stats: Statistics) -> Finding | None:
         mean, sigma, allowed, which = ratio.mean, ratio.log_sigma, FACTOR_STALE, "all tokens"
     if not mean.excludes(1) or abs(mean.value - 1) <= allowed or sigma.value > MAX_SIGMA:
         return None
-    weight = mean.value**stats.settings.window
+    weight = math.exp(min(MAX_EXPONENT, math.log(mean.value) * stats.settings.window)) if mean.value > 0 else 0.0
     return Finding(
         "systematic_factor",
-        "error",
+        _severity("error", stats),
         "Ratios carry a systematic factor: mu and pi are not log-probs of the same kind of distribution.",
         f"mean pi/mu over {which} is {interval(mean)}, where it must be 1 whatever the staleness; over a window of "
         f"{stats.settings.window} such a factor multiplies to {weight:.2g}.",
@@ -65,7 +76,7 @@ def temperature(stats: Statistics) -> Finding | None:
         return None
     return Finding(
         "temperature",
-        "error" if fresh else "warning",
+        _severity("error" if fresh else "warning", stats),
         "mu and pi look like log-probs at different temperatures.",
         f"the slope of log pi on log mu over {'tokens of lag 0' if fresh else 'all tokens'} is {interval(slope)}, "
         f"which is about what tokens sampled at temperature {slope.value:.2g} of pi's would give; it should be 1.",
@@ -82,10 +93,10 @@ def positive_drift(stats: Statistics) -> Finding | None:
     drift = stats.ratio.drift
     if not (drift.low > 0 and drift.value > ROUNDING_DRIFT):
         return None
-    growth = math.exp(min(700.0, drift.value * stats.settings.window))
+    growth = math.exp(min(MAX_EXPONENT, drift.value * stats.settings.window))
     return Finding(
         "positive_drift",
-        "error",
+        _severity("error", stats),
         "The drift m is above 0: the trainer finds sampled tokens likelier than the engine did, on average.",
         f"m = {interval(drift)} at c_clip {stats.settings.c_clip:g}; window weights grow to about {growth:.3g}.",
         "Staleness makes m negative, so engine and trainer disagree: compare their log-probs under the same weights "
@@ -205,12 +216,12 @@ def low_response_ess(stats: Statistics) -> Finding | None:
 def too_few_rows(stats: Statistics) -> Finding | None:
     """Intervals mean nothing yet."""
     rows, clusters = stats.counts.rows_used, stats.clusters
-    if rows >= MIN_ROWS and clusters >= MIN_CLUSTERS:
+    if not _too_few(stats):
         return None
     return Finding(
         "too_few_rows",
         "note",
-        "There are too few responses to say much.",
+        "There are too few responses to say much; findings that rest on an interval are notes here.",
         f"{rows} usable responses, {clusters} {'prompts' if stats.prompts else 'responses'} to resample; "
         f"wanted {MIN_ROWS} and {MIN_CLUSTERS}.",
         "Give several files of one run, or log more responses per step.",
@@ -257,7 +268,7 @@ def poor_critic(stats: Statistics) -> Finding | None:
         return None
     return Finding(
         "poor_critic",
-        "warning",
+        _severity("warning", stats),
         "The critic predicts the return worse than a constant.",
         f"explained variance {interval(stats.critic.explained_variance)}; mean G - V is "
         f"{interval(stats.critic.value_error)}.",

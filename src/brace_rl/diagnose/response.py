@@ -21,6 +21,8 @@ NO_VERSION = -1
 """Entry of ``versions`` where nothing is known; so our trainer marks tokens the policy did not sample."""
 
 _LARGEST_INT = 2.0**53
+NOT_FINITE_WORDS = ("NaN", "Infinity", "-Infinity")
+"""Texts that stand for numbers, for which JSON has no word of its own."""
 _SHOWN = 40
 """Characters of a wrong entry that a message repeats."""
 
@@ -135,6 +137,19 @@ def _nothing_to_read(row: Mapping[str, Any], where: str) -> str:
     return f"{where}: expected at least one of the columns {wanted}, found {have}; {mend}"
 
 
+def _is_number(entry: object) -> bool:
+    """Also null and :data:`NOT_FINITE_WORDS`; not an integer beyond every float."""
+    if entry is None or (isinstance(entry, str) and entry in NOT_FINITE_WORDS):
+        return True
+    if not isinstance(entry, int | float | np.number | np.bool_):
+        return False
+    try:
+        float(entry)
+    except OverflowError:
+        return False
+    return True
+
+
 class _Checks:
     """Conversions of one row's entries; every one says row, column and expectation when it fails."""
 
@@ -150,14 +165,18 @@ class _Checks:
         if not isinstance(entry, list | np.ndarray):
             raise self.wrong(column, "a list of numbers, one per response token", entry)
         try:
-            array = np.asarray(entry, dtype=np.float64)  # null and the text "NaN" become NaN
+            array = np.asarray(entry, dtype=np.float64)  # null becomes NaN
         except (TypeError, ValueError, OverflowError):
             array = None
-        if array is None or array.ndim != 1:
+        is_plain = isinstance(entry, np.ndarray) and entry.dtype.kind in "fiub"
+        # numpy reads any text that looks like a number
+        has_text = not is_plain and any(issubclass(kind, str) for kind in set(map(type, entry)))
+        if array is None or array.ndim != 1 or has_text:
             for i, x in enumerate(entry):
-                if not isinstance(x, int | float | None):
+                if not _is_number(x):
                     raise self.wrong(column, f"a number at position {i}", x)
-            raise self.wrong(column, "a flat list of numbers", entry)
+            if array is None or array.ndim != 1:
+                raise self.wrong(column, "a flat list of numbers", entry)
         return array
 
     def ints(self, column: str, entry: Any) -> Ints:
@@ -202,7 +221,7 @@ class _Checks:
     def number(self, column: str, entry: Any) -> float:
         if isinstance(entry, bool | np.bool_):
             return float(entry)
-        if not isinstance(entry, int | float | np.number) or not math.isfinite(float(entry)):
+        if not isinstance(entry, int | float | np.number) or not _is_number(entry) or not math.isfinite(float(entry)):
             raise self.wrong(column, "a finite number", entry)
         return float(entry)
 
