@@ -93,9 +93,34 @@ def curves_markdown(rows: Sequence[Row]) -> str:
             f"\nSeeds of {next(iter(found.values()))[0].seeds} that end below twice the success they started from:\n",
             _by_lag_table(found, lambda s: str(s.stuck)),
             *_automatic_against_fixed(rows),
+            *_combinations(rows, base),
             "",
         ]
     )
+
+
+def _combinations(rows: Sequence[Row], base: str) -> list[str]:
+    """Each target joined with an actor rule, minus the target alone and minus the rule alone; nothing if there is none.
+
+    The rule alone is the base target with it, so that a combination is looked for among the methods ``T+RULE`` whose
+    parts ``T`` and ``BASE+RULE`` are there too.
+    """
+    areas = {(row["lag"], row["method"]): row["area"] for row in rows}
+    lags = list(dict.fromkeys(row["lag"] for row in rows))
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    table = []
+    for name in names:
+        target, joined, rule = name.partition("+")
+        alone = f"{base}+{rule}"
+        if not joined or target == base or target not in names or alone not in names:
+            continue
+        for part in (target, alone):
+            differences = (paired(areas[lag, name], areas[lag, part]) for lag in lags)
+            table.append([f"`{name}` - `{part}`", *map(gain, differences)])
+    if not table:
+        return []
+    said = "\nSuccess over the whole curve, a target with an actor rule minus either of its parts:\n"
+    return [said, markdown_table(["", *(f"S = {lag}" for lag in lags)], table)]
 
 
 def _automatic_against_fixed(rows: Sequence[Row]) -> list[str]:
