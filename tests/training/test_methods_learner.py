@@ -111,7 +111,9 @@ def test_micro_batches_do_not_change_what_a_rule_does(rule, keep_graph):
         results.append((weights(learner.actor), learner.update(random_batch(seed=2))))
     for a, b in zip(results[0][0], results[1][0], strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
-    assert results[0][1]["actor/rejected_fraction"] == pytest.approx(results[1][1]["actor/rejected_fraction"], abs=1e-5)
+    # Adam forgives a gradient that is off by a factor; its norm does not.
+    for name in ("actor/rejected_fraction", "actor/loss", "actor/grad_norm", "value/loss", "critic/grad_norm"):
+        assert results[0][1][name] == pytest.approx(results[1][1][name], abs=1e-5, rel=1e-4), name
 
 
 @pytest.mark.parametrize("rule", ["m2po", "icepop"])
@@ -152,6 +154,15 @@ def test_group_advantages_by_hand():
     assert advantage("group_brace") == pytest.approx([0.5, -0.5, 0, 0, 0, 0])
     assert torch.equal(before.values[:, 0], torch.tensor([0.5, 0.5, 1, 1, 0, 0]))
     assert group_rewards(batch).others.tolist() == [0, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("size", [3, 7, 8])
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, 0.7, 0.9])
+def test_a_group_of_equal_rewards_has_no_advantage_not_even_from_rounding(reward, size):
+    batch = grouped_batch(rewards=(reward,) * size, size=size)
+    before = free_learner(config_of("grpo")).evaluate(batch)
+    for method in ("grpo", "dr_grpo", "rloo", "group_brace"):
+        assert estimates(config_of(method).algorithm, batch, before).advantages.abs().max() == 0, method
 
 
 def test_a_response_nobody_could_judge_is_no_member_of_its_group():

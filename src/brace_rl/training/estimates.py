@@ -131,17 +131,19 @@ def group_rewards(batch: Batch) -> Groups:
     Such a response has no policy token and stands in the batch all the same.
     """
     returns = batch.rewards.sum(1)
-    judged = batch.policy_mask.any(1).to(returns.dtype)
+    judged = batch.policy_mask.any(1).double()
     _, group = batch.groups.unique(return_inverse=True)
-    sizes = torch.zeros_like(returns).index_add(0, group, judged)[group]
+    sizes = torch.zeros_like(judged).index_add(0, group, judged)[group]
 
     def group_mean(x: Tensor) -> Tensor:
-        return torch.zeros_like(returns).index_add(0, group, x * judged)[group] / sizes.clamp(min=1)
+        return torch.zeros_like(x).index_add(0, group, x * judged)[group] / sizes.clamp(min=1)
 
-    means = group_mean(returns)
-    deviations = (group_mean((returns - means).square()) * sizes / (sizes - 1).clamp(min=1)).sqrt()
-    others = torch.where(sizes > 1, (means * sizes - returns) / (sizes - 1).clamp(min=1), returns)
-    return Groups(returns, means, deviations, others)
+    # In double precision, so that the mean of equal rewards, rounded back, is that reward and no ulp beside it.
+    exact = group_mean(returns.double())
+    means = exact.to(returns.dtype)
+    deviations = (group_mean((returns - means).double().square()) * sizes / (sizes - 1).clamp(min=1)).sqrt()
+    others = torch.where(sizes > 1, (exact * sizes - returns) / (sizes - 1).clamp(min=1), returns.double())
+    return Groups(returns, means, deviations.to(returns.dtype), others.to(returns.dtype))
 
 
 def group_advantages(algorithm: AlgorithmConfig, batch: Batch, before: Evaluation, windows: int | Tensor) -> Tensor:
