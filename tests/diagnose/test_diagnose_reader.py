@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,11 +172,27 @@ def test_a_column_that_was_asked_for_must_be_there(tmp_path):
         read(path, "values=critic.v")
 
 
+def test_lines_in_a_json_file_are_told_where_they_belong(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD) + "\n")
+    with pytest.raises(DataError, match=r"r\.json: expected one list of rows \(JSON lines belong into"):
+        read(path)
+
+
+def test_a_map_nested_without_end_is_refused(tmp_path):
+    mapping = tmp_path / "map.json"
+    mapping.write_text("[" * 100_000)
+    with pytest.raises(DataError, match="nested too deeply"):
+        parse_maps([str(mapping)])
+
+
 def test_a_folder_stands_for_its_rollouts(tmp_path):
     with pytest.raises(DataError, match=r"without rollouts.jsonl"):
         rollout_files([tmp_path])
     with pytest.raises(DataError, match="no such file"):
         rollout_files([tmp_path / "x.jsonl"])
+    with pytest.raises(DataError, match="/dev/null: not an ordinary file"):
+        rollout_files([Path("/dev/null")])
     path = write_rows(tmp_path / "rollouts.jsonl", [GOOD])
     assert rollout_files([tmp_path, path]) == [path, path]
 

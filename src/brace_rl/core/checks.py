@@ -29,17 +29,16 @@ def checked_tokens(
     bootstrap_values: Tensor | None,
     segment_ids: Tensor | None,
     check_inputs: bool,
+    has_ratios: bool = True,
 ) -> Tokens:
-    """The input of an estimator, detached and found to make sense.
+    """The input of an estimator, detached and found to make sense; one without ratios has no log-probs.
 
     Raises:
         ValueError: a shape, dtype or value that cannot be meant; names the argument and, for a value, its place.
     """
-    floats = {"values": values, "rewards": rewards}
-    if behavior_logprobs is not None:
-        floats["behavior_logprobs"] = behavior_logprobs
-    if target_logprobs is not None:
-        floats["target_logprobs"] = target_logprobs
+    floats = tensors_of({"values": values, "rewards": rewards})
+    if has_ratios:
+        floats |= tensors_of({"behavior_logprobs": behavior_logprobs, "target_logprobs": target_logprobs})
     dtype = check_shapes(policy_mask, floats)
     if segment_ids is not None:
         check_segment_ids(segment_ids, policy_mask)
@@ -87,7 +86,10 @@ def check_window(window: int | Tensor, policy_mask: Tensor, *, check_inputs: boo
     """A window as an int, or as ``[B, T]`` integers when every position has its own."""
     if not isinstance(window, Tensor):
         if isinstance(window, bool) or not isinstance(window, int):
-            raise ValueError(f"window = {window!r}: must be an int (policy tokens) or an integer tensor")
+            raise ValueError(
+                f"window = {window!r}: must be an int (policy tokens) or an integer tensor, such as what "
+                "drift_window or path_windows choose from the data"
+            )
         if window < 0:
             raise ValueError(f"window = {window}: must be at least 0")
         return window
@@ -105,8 +107,19 @@ def check_window(window: int | Tensor, policy_mask: Tensor, *, check_inputs: boo
     return window.detach().expand(policy_mask.shape)
 
 
+def tensors_of(named: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """The same, all of them tensors: a list or a numpy array is none, however much it looks like one."""
+    tensors = {}
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name}: got {type(x).__name__}, must be a torch tensor; use torch.as_tensor")
+        tensors[name] = x
+    return tensors
+
+
 def check_shapes(policy_mask: Tensor, floats: Mapping[str, Tensor]) -> torch.dtype:
     """Check that everything is ``[B, T]``; return the dtype to compute in: float64 if any input is, else float32."""
+    tensors_of({"policy_mask": policy_mask})
     if policy_mask.dtype != torch.bool:
         raise ValueError(f"policy_mask: got {policy_mask.dtype}, must be bool; use policy_mask.bool()")
     if policy_mask.dim() != 2:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from brace_rl.core.backup import Backup, trace_coefficients
-from brace_rl.core.checks import check_options, check_rows, check_window, checked_tokens
+from brace_rl.core.checks import check_options, check_rows, check_window, checked_tokens, tensors_of
 from brace_rl.core.layout import Steps, Tokens, place_tokens, steps_of
 from brace_rl.core.solve import corrections
 
@@ -210,6 +210,7 @@ def _ratio_tokens(
     check_inputs: bool,
 ) -> Tokens:
     """Input of a function that needs ratios alone: values and rewards are 0 and take no memory."""
+    tensors_of({"policy_mask": policy_mask})
     nothing = torch.zeros((), dtype=torch.float32, device=policy_mask.device).expand(policy_mask.shape)
     return checked_tokens(
         values=nothing,

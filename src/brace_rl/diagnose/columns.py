@@ -118,6 +118,8 @@ def _read_map(path: Path) -> dict[str, str]:
         raise DataError(
             f"--map {path}: not understood; write ours=theirs, the name of a built-in map ({known}) or a JSON file"
         ) from None
+    except RecursionError:
+        raise DataError(f"--map {path}: nested too deeply; expected an object of texts") from None
     except ValueError as error:
         raise DataError(f"--map {path}: not valid JSON: {error}") from None
     if not isinstance(pairs, dict) or not all(isinstance(theirs, str) for theirs in pairs.values()):

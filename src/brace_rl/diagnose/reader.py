@@ -53,7 +53,7 @@ def rollout_files(inputs: Sequence[Path]) -> list[Path]:
         elif path.is_file():
             files.append(path)
         else:
-            raise DataError(f"{path}: no such file")
+            raise DataError(f"{path}: " + ("not an ordinary file" if path.exists() else "no such file"))
     return files
 
 
@@ -138,19 +138,19 @@ def _json_rows(path: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
         size = path.stat().st_size
         if size > LARGEST_JSON:
             raise DataError(f"{path}: too large to be read as a whole; write JSON lines (one row per line, .jsonl)")
-        content = _parse(path.read_bytes(), str(path))
+        content = _parse(path.read_bytes(), str(path), expected="one list of rows (JSON lines belong into .jsonl)")
     yield from enumerate(content if isinstance(content, list) else [content], start=1)
     progress(size)
 
 
-def _parse(text: bytes, where: str) -> Any:
+def _parse(text: bytes, where: str, *, expected: str = "a JSON object on the line") -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise RowError(f"{where}: expected a JSON object on the line: nested too deeply") from None
+        raise RowError(f"{where}: expected {expected}: nested too deeply") from None
     except ValueError as error:
-        cut = "" if text.endswith(b"\n") else " (the line has no end: was the writer stopped?)"
-        raise RowError(f"{where}: expected a JSON object on the line: {error}{cut}") from None
+        cut = "" if text.endswith(b"\n") else " (it has no end: was the writer stopped?)"
+        raise RowError(f"{where}: expected {expected}: {error}{cut}") from None
 
 
 def _parquet_rows(path: Path, names: ColumnMap, progress: Progress) -> Iterator[tuple[int, Any]]:
