@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -19,9 +19,10 @@ class Section(BaseModel):
     def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """pydantic would take ``true`` for a number, and ``1e3`` for a whole one."""
         field = cls.model_fields.get(info.field_name or "")
-        if field is not None and field.annotation is int and isinstance(value, bool | float):
+        kinds = () if field is None else (get_args(field.annotation) or (field.annotation,))
+        if isinstance(value, bool | float) and kinds == (int,):
             raise ValueError("input should be an integer such as 3")
-        if field is not None and field.annotation is float and isinstance(value, bool):
+        if isinstance(value, bool) and float in kinds:
             raise ValueError("input should be a number such as 0.5")
         return value
 

@@ -142,3 +142,9 @@ def test_the_page_about_the_rules_has_a_row_for_each_with_its_sources():
         for name, default in keywords(function).items():
             if default is not inspect.Parameter.empty and isinstance(default, float) and "clip" not in name:
                 assert f"{default:g}" in row, (rule, name)
+
+
+@pytest.mark.parametrize(("rule", "key"), [("estr", "tau"), ("ppo_ewma_revised", "beta")])
+def test_true_is_no_number_where_the_option_may_be_left_out_either(rule, key):
+    with pytest.raises(ValidationError, match="input should be a number"):
+        RULE_OPTIONS[rule](**REQUIRED[rule] | {key: True})
