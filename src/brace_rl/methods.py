@@ -2,7 +2,8 @@
 
 A method sets the critic's target, the advantage and the actor's rule, and leaves task, model, budget and learning rates
 to the recipe. ``brace+RULE`` joins the BRACE critic with any actor rule. Constants that were never published are ours,
-and said to be in the docstring of the method; set them as any other (``--actor.tau 0.5``).
+and said to be in the docstring of the method; set them as any other (``--actor.tau 0.5``). Every method that clips does
+so at 0.20 / 0.28, the clips of the BRACE comparison, whatever its source has.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def areal() -> Settings:
 
 
 def a3po() -> Settings:
-    """A-3PO (arXiv 2512.06547): AReaL's objective with a proximal policy interpolated by version lag."""
+    """A-3PO (arXiv 2512.06547): AReaL's objective with a proximal policy interpolated by version lag.
+
+    Departs: behaviour weights above 5 are masked as in :func:`areal`, where the paper has no cap. The critic is PPO's.
+    """
     return {"algorithm": dict(PPO_CRITIC), "actor": {"rule": "a3po"}}
 
 
@@ -55,13 +59,17 @@ def ppo_ewma() -> Settings:
     """Revised PPO-EWMA (arXiv 2605.12070), the form BRACE is compared with: an average of weights as proximal policy.
 
     Departs: the band of proximal/behavior that is kept, 0.5 to 2, is ours; no source gives it. What counts as an active
-    token (neither rejected nor clipped) is our reading.
+    token (neither rejected nor clipped) is our reading. The critic is PPO's.
     """
     return _critic_of_ppo("ppo_ewma_revised")
 
 
 def ppo_ewma_original() -> Settings:
-    """PPO-EWMA (arXiv 2110.00641). Departs: beta = 0.8 per optimiser step is ours; the source has no default."""
+    """PPO-EWMA (arXiv 2110.00641): clip around an average of weights, with weights proximal/behavior.
+
+    Departs: beta = 0.8 per optimiser step is ours; the source has no default. The clip is 0.20 / 0.28, where the source
+    has 0.2 on both sides. The critic is PPO's.
+    """
     return _critic_of_ppo("ppo_ewma")
 
 
@@ -82,12 +90,18 @@ def kpop() -> Settings:
 
 
 def dis() -> Settings:
-    """Direct double-sided importance sampling (GLM-5, arXiv 2602.15763) with its bounds for mathematics, 0.3 / 5.0."""
+    """Direct double-sided importance sampling (GLM-5, arXiv 2602.15763) with its bounds for mathematics, 0.3 / 5.0.
+
+    Departs: the critic is PPO's and its advantages are whitened, where the source has no critic.
+    """
     return _critic_of_ppo("dis")
 
 
 def estr() -> Settings:
-    """Entropy-scaled trust region (arXiv 2607.22186) on target/behavior. Departs: tau = 1.0 is ours, not published."""
+    """Entropy-scaled trust region (arXiv 2607.22186) on target/behavior.
+
+    Departs: tau = 1.0 is ours, not published; eps = 0.01 is from secondary notes. The critic is PPO's.
+    """
     return _critic_of_ppo("estr")
 
 
@@ -96,7 +110,7 @@ def sao() -> Settings:
 
     The critic's lambda is 1, the policy's ``1 - 1/(1.5 l)``; both skip tool output, as every estimator here does.
     Departs: the size of its value pre-training is not published; the recipe's ``optim.critic_warmup_steps`` stands. Its
-    learning rates (1e-6, 5e-6) are left to the recipe.
+    learning rates (1e-6, 5e-6) are left to the recipe. Advantages are whitened.
     """
     return {
         "algorithm": PPO_CRITIC | {"advantage": "gae", "policy_lam_alpha": 1.5},
@@ -109,8 +123,9 @@ def sao() -> Settings:
 def vapo() -> Settings:
     """VAPO (arXiv 2504.05118): lambda 1 for the critic, ``1 - 1/(0.05 l)`` for the policy, value pre-training.
 
-    Pre-training ends once the critic explains half of the variance, or after ``optim.critic_warmup_steps``. Departs:
-    that half is ours; the imitation loss on right answers and group sampling are left out.
+    Pre-training ends with the first batch of which the critic explains half of the variance, or after
+    ``optim.critic_warmup_steps``. Departs: that half, and one batch for "settled", are ours; advantages are whitened;
+    the imitation loss on right answers and group sampling are left out.
     """
     return {
         "algorithm": PPO_CRITIC | {"advantage": "gae", "policy_lam_alpha": 0.05},
@@ -137,7 +152,10 @@ def dr_grpo() -> Settings:
 
 
 def rloo() -> Settings:
-    """RLOO (arXiv 2402.14740): reward less the mean of the prompt's other responses. Departs: PPO's clip on tokens."""
+    """RLOO (arXiv 2402.14740): reward less the mean of the prompt's other responses; no critic.
+
+    Departs: PPO's clip on tokens, where the source has none; no KL penalty.
+    """
     return _critic_free("rloo")
 
 
@@ -147,7 +165,10 @@ def group_brace() -> Settings:
 
 
 def brace() -> Settings:
-    """BRACE (arXiv 2609.09783): corrected critic target, Eq. 27 advantage, PPO's clip on target/behavior."""
+    """BRACE (arXiv 2609.09783): corrected critic target, Eq. 27 advantage, PPO's clip on target/behavior.
+
+    Departs in nothing.
+    """
     return {
         "algorithm": {"value_target": "brace", "advantage": "eq27", "whiten_advantages": True},
         "actor": {"rule": "ppo"},
@@ -193,6 +214,22 @@ def method_settings(name: str) -> Settings:
         return brace() | {"actor": _rule(rule)}
     joint = [f"brace+{rule}" for rule in RULE_OPTIONS]
     raise ConfigError(f"method {name!r}: unknown{did_you_mean(name, [*METHODS, *joint])}")
+
+
+def own_settings(name: str) -> dict[str, Any]:
+    """``section.key`` -> value of what makes a method: without these it would be another one under its name.
+
+    The constants of its actor rule are left out; they may be set to what one likes.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    return {
+        f"{section}.{key}": value
+        for section, table in method_settings(name).items()
+        for key, value in table.items()
+        if section != "actor" or key == "rule"
+    }
 
 
 def with_method(recipe: Mapping[str, Any], name: str) -> dict[str, Any]:

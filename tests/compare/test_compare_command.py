@@ -74,6 +74,11 @@ def processes_of(folder):
         (["RECIPE", "--methods", "ppo,bracee"], "method 'bracee': unknown; did you mean brace?"),
         (["RECIPE", "--methods", ","], "--methods: names none"),
         (["RECIPE", "--methods", "ppo,ppo"], "--methods: ppo is named twice"),
+        (["RECIPE", "--methods", "ppo,brace:windw=20"], "no setting 'windw'; did you mean window?"),
+        (
+            ["RECIPE", "--algorithm.value_target", "brace"],
+            "method ppo sets algorithm.value_target = monte_carlo itself",
+        ),
         (["RECIPE", "--methods", "ppo,grpo"], "method grpo, S = 9: "),
         (["RECIPE", "--staleness", "4,-1"], "--staleness: '4,-1' is no list of whole numbers"),
         (["RECIPE", "--seeds", "0"], "Invalid value for '--seeds'"),
@@ -104,6 +109,16 @@ def test_a_file_where_the_folder_should_be_is_refused(tmp_path, monkeypatch, cap
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize(("name", "said"), [("none", "no such folder"), ("file", "is a file; name a folder")])
+def test_a_report_on_nothing_is_refused_and_makes_nothing(tmp_path, monkeypatch, capsys, name, said):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "file").write_text("mine")
+    code, err = call(monkeypatch, capsys, tmp_path / "tiny.toml", "--out", tmp_path / name, "--report")
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "tiny.toml"]
+
+
 def test_lists_are_read_as_people_write_them():
     assert names(" ppo, brace+icepop ,") == ["ppo", "brace+icepop"]
     assert whole_numbers("--staleness", "16, 0,4,4") == [0, 4, 16]
@@ -113,6 +128,7 @@ def test_lists_are_read_as_people_write_them():
 
 def test_the_small_recipe_takes_the_methods_of_the_paper(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
+    out.mkdir()
     monkeypatch.setattr(
         sys, "argv", ["brace", "compare", str(RECIPES / "calculator_small.toml"), "--report", "--out", str(out)]
     )

@@ -23,6 +23,7 @@ from brace_rl.compare.tables import (
     measure_heads,
     measure_rows,
     method_heads,
+    notes,
     results_json,
     success_rows,
     table_csv,
@@ -113,7 +114,8 @@ def test_markdown_holds_the_tables_of_every_staleness(made):
     _, _, comparison = made
     text = table_markdown(comparison)
     titles = [line for line in text.splitlines() if line.startswith("#")]
-    assert titles == ["### S = 0", "### S = 4", "### What makes each method"]
+    assert titles == ["### S = 0", "### S = 4", "### Notes", "### What makes each method"]
+    assert len([line for line in text.splitlines() if line.startswith("* failed: grpo, S = ")]) == 2
     rows = [line for line in text.splitlines() if line.startswith("| ppo |")]
     assert len(rows) == 2 * 3 + 1
     assert {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("| ")} == {
@@ -132,6 +134,27 @@ def test_the_settings_that_make_a_method_stand_beside_its_figures(made):
     for text in (render(comparison), table_markdown(comparison)):
         assert "rule = icepop" in text
         assert "value_target = brace, window = 100" in text
+
+
+def test_the_json_holds_the_courses_that_the_curves_hold(made):
+    _, _, comparison = made
+    table = json.loads(json.dumps(results_json(comparison), allow_nan=False))["table"]
+    assert table[0]["courses"]["ess"] == [[1, 7 / 8], [2, 6 / 8], [3, 5 / 8], [4, 4 / 8]]
+    assert all(set(row["courses"]) == {m.key for m in MEASURES} for row in table)
+    for row in csv.DictReader(io.StringIO(curves_csv(comparison))):
+        (found,) = (x for x in table if (x["method"], str(x["staleness"])) == (row["method"], row["staleness"]))
+        for measure in MEASURES:
+            values = dict(found["courses"][measure.key])
+            assert str(values.get(int(row["step"]), "")) == row[measure.key]
+
+
+def test_steps_that_train_the_actor_are_told_where_methods_differ_in_them(made):
+    _, _, comparison = made
+    assert results_json(comparison)["actor_steps"] == {"ppo": "3", "brace+icepop": "3", "grpo": "4"}
+    page = render(comparison)
+    assert "ppo 3, brace+icepop 3, grpo 4. The critic&#x27;s warm-up steps train no actor." in page
+    assert "<dd>3</dd>" in render(replace(comparison, actor_steps=dict.fromkeys(METHODS, "3")))
+    assert table_markdown(comparison).splitlines()[-3].endswith(" | 4 |")
 
 
 def test_the_json_holds_every_cell_the_failed_ones_too_and_is_strict(made):
@@ -166,6 +189,22 @@ def test_every_file_is_written_and_the_tables_are_printed(made, tmp_path):
     assert (folder.out / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_s_that_no_batch_reaches_is_told(made):
+    _, _, comparison = made
+    note = "S = 4: no batch of a run of 4 trainer steps is older than 3"
+    assert note in notes(comparison)
+    assert note in render(comparison)
+    assert notes(replace(comparison, steps=5, cells=[])) == []
+
+
+def test_cells_that_were_not_run_and_cells_of_other_settings_are_told(made):
+    plan, folder, _ = made
+    text = io.StringIO()
+    other = replace(plan, cells=[replace(cell, name=f"other-{cell.name}") for cell in plan.cells])
+    write_results(other, folder, Console(file=text, width=200))
+    assert f"18 of 18 cells have not been run to their end; {folder.out} holds 18 of other settings" in text.getvalue()
+
+
 def test_nothing_run_yet_is_a_table_of_dashes(tmp_path):
     plan, folder = plan_for(tmp_path), folder_for(tmp_path)
     write_results(plan, folder, Console(file=io.StringIO()))
@@ -179,8 +218,8 @@ def test_methods_are_compared_on_the_seeds_they_share():
         status = "not run" if final is None else "finished"
         return CellOutcome(method, 4, seed, "cells/x", status, final=final, area=final, evaluations=[(0.0, 0.0)])
 
-    cells = [cell("a", 0, 0.5), cell("a", 1, 0.75), cell("a", 2, 0.9), cell("b", 0, 0.25), cell("b", 1, 0.5)]
+    cells = [cell("a", 0, 0.5), cell("a", 1, 0.75), cell("a", 2, 0.9), cell("b", 0, 0.25), cell("b", 1, 0.49)]
     cells.append(cell("b", 2, None))
     rows = method_rows(["a", "b"], 4, cells)
-    assert rows[1].behind.value == pytest.approx(0.25)
+    assert rows[1].behind.value == pytest.approx(0.255)
     assert rows[0].is_best

@@ -8,7 +8,7 @@ from compare_parts import RECIPE, FakeTrainer, folder_for, plan_for
 from rich.console import Console
 
 from brace_rl.compare.outcomes import read_comparison
-from brace_rl.compare.run import run_cells
+from brace_rl.compare.run import run_cells, write_results
 from brace_rl.errors import BraceError
 
 DIVERGED = "step 4: the critic's gradient has norm inf; training has diverged, lower optim.critic_lr"
@@ -194,6 +194,105 @@ def test_checkpoints_of_finished_cells_are_kept_only_when_asked_for(tmp_path, ke
     plan, folder = plan_for(tmp_path, methods=["ppo"], seeds=[0]), folder_for(tmp_path, keep_models=keep)
     run_cells(plan, folder, workers=1, retry=False, launch=FakeTrainer(), console=Console(file=io.StringIO()))
     assert len(list(folder.run_dir(plan.cells[0]).glob("checkpoints/step_*"))) == kept
+
+
+def test_checkpoints_of_a_cell_that_finished_alone_go_at_the_next_start(tmp_path):
+    plan = plan_for(tmp_path, methods=["ppo"], seeds=[0])
+    kept = folder_for(tmp_path, keep_models=True)
+    run_cells(plan, kept, workers=1, retry=False, launch=FakeTrainer(), console=Console(file=io.StringIO()))
+    checkpoints = kept.run_dir(plan.cells[0]) / "checkpoints"
+    again = FakeTrainer()
+    run_cells(plan, kept, workers=1, retry=False, launch=again, console=Console(file=io.StringIO()))
+    assert checkpoints.exists()
+    compare(tmp_path, again, plan=plan)
+    assert not checkpoints.exists()
+    assert again.commands == []
+
+
+def test_a_half_done_cell_keeps_its_checkpoints(tmp_path):
+    plan, folder, _ = compare(tmp_path, FakeTrainer(fail=brace_of_seed_1_fails))
+    compare(tmp_path, FakeTrainer())
+    assert (folder.run_dir(plan.cells[-1]) / "checkpoints").exists()
+
+
+def test_a_variant_is_its_method_with_settings_of_its_own(tmp_path):
+    trainer = FakeTrainer()
+    plan = plan_for(tmp_path, methods=["ppo", "estr:tau=0.5"], seeds=[0])
+    compare(tmp_path, trainer, plan=plan)
+    (command,) = (words for words in trainer.commands if f"--run.name={plan.cells[1].name}" in words)
+    assert command[1:3] == ["--method", "estr"]
+    assert "--actor.tau=0.5" in command
+    assert not any("tau" in word for words in trainer.commands if words is not command for word in words)
+    again = FakeTrainer()
+    _, folder, _ = compare(tmp_path, again, plan=plan)
+    assert again.commands == []
+    assert [row.method for row in read_comparison(plan, folder).rows] == ["ppo", "estr:tau=0.5"]
+
+
+DAMAGE = {
+    "config.json is not valid JSON": lambda run: (run / "config.json").write_bytes(b"\xff{"),
+    "no readable config.json": lambda run: (run / "config.json").unlink(),
+    "summary.json is not valid JSON": lambda run: (run / "summary.json").write_text('{"status": "fin'),
+    "summary.json holds no JSON object": lambda run: (run / "summary.json").write_text("[]"),
+    "metrics.jsonl: Is a directory": lambda run: [(run / "metrics.jsonl").unlink(), (run / "metrics.jsonl").mkdir()],
+}
+
+
+@pytest.mark.parametrize("reason", DAMAGE)
+def test_a_cell_whose_files_cannot_be_read_is_shown_as_that_and_can_be_run_again(tmp_path, reason):
+    plan, folder, _ = compare(tmp_path, FakeTrainer())
+    cell = plan.cells[-1]
+    DAMAGE[reason](folder.run_dir(cell))
+    same = FakeTrainer()
+    _, _, text = compare(tmp_path, same)
+    assert same.commands == []
+    assert "1 of 4 cells failed" in text
+    printed = io.StringIO()
+    write_results(plan, folder, Console(file=printed, width=200))
+    (line,) = (
+        x for x in printed.getvalue().splitlines() if x.startswith("failed: brace, S = 2, seed 1, after step 0: ")
+    )
+    assert "its files cannot be read: " in line
+    assert reason in line
+    brace = read_comparison(plan, folder).rows[1]
+    assert (brace.seeds, brace.failed) == ("1 of 2", 1)
+    assert brace.final.value == pytest.approx(0.75), "it is not the method's fault and counts in no mean"
+    again = FakeTrainer()
+    compare(tmp_path, again, retry=True)
+    assert again.new_runs == [cell.name]
+    assert read_comparison(plan, folder).rows[1].seeds == "2 of 2"
+
+
+def test_a_cell_whose_record_of_failing_is_damaged_is_still_failed(tmp_path):
+    plan, folder, _ = compare(tmp_path, FakeTrainer(fail=brace_of_seed_1_fails))
+    (record,) = (tmp_path / "out" / "failures").iterdir()
+    record.write_text('{"exit_code": "2"')
+    assert [cell.error for cell in read_comparison(plan, folder).failures] == [
+        f"the record of how it ended is damaged: {record}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        (lambda lines: [*lines[:2], '{"step": 2, "eval', *lines[3:]], "1 line(s) of metrics.jsonl cannot be read"),
+        (lambda lines: lines[:3], "metrics.jsonl has no figures of 2 of 4 trainer steps."),
+        (lambda lines: [], "metrics.jsonl has no figures of 4 of 4 trainer steps."),
+    ],
+)
+def test_what_is_missing_from_a_cells_files_is_told_wherever_its_figures_are(tmp_path, metrics, told):
+    plan, folder, _ = compare(tmp_path, FakeTrainer())
+    path = folder.run_dir(plan.cells[-1]) / "metrics.jsonl"
+    path.write_text("".join(f"{line}\n" for line in metrics(path.read_text().splitlines())))
+    printed = io.StringIO()
+    write_results(plan, folder, Console(file=printed, width=200))
+    note = f"damaged: brace, S = 2, seed 1: {told}"
+    for text in (printed.getvalue(), *((folder.out / name).read_text() for name in ("table.md", "compare.html"))):
+        assert note in text
+        assert "2 of 2, 1 damaged" in text
+    results = json.loads((folder.out / "results.json").read_text())
+    assert [bool(cell["damage"]) for cell in results["cells"]] == [False, False, False, True]
+    assert any(told in sentence for sentence in results["cells"][-1]["damage"])
 
 
 def test_a_process_ended_by_a_signal_says_so(tmp_path):

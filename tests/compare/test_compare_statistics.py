@@ -1,12 +1,13 @@
 """Intervals against every resample written out, the area against geometry, the mark against its definition."""
 
 import math
+import random
 from itertools import product
 from statistics import NormalDist, fmean
 
 import pytest
 
-from brace_rl.compare.statistics import area, best, leader, mean_over_seeds, paired_difference
+from brace_rl.compare.statistics import area, best, leader, mean_over_seeds, paired_difference, student_low
 
 
 def every_resample(values):
@@ -64,6 +65,46 @@ def test_pairing_marks_what_unpaired_intervals_would_hide():
     b = {seed: 0.1 * seed for seed in range(5)}
     assert mean_over_seeds(list(a.values())).low < mean_over_seeds(list(b.values())).high
     assert best({"a": a, "b": b}) == "a"
+
+
+def test_students_interval_is_that_of_the_tables():
+    # Student's t, two-sided 95 %: 12.706 for one degree of freedom, 2.776 for four.
+    assert student_low([0.1, 0.3]) == pytest.approx(0.2 - 12.706 * 0.1, abs=1e-4)
+    values = [0.1, 0.35, 0.4, 0.42, 0.6]
+    spread = math.sqrt(sum((x - fmean(values)) ** 2 for x in values) / 4)
+    assert student_low(values) == pytest.approx(fmean(values) - 2.776 * spread / math.sqrt(5), abs=1e-3)
+    assert math.isnan(student_low([0.5]))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_differences_of_one_sign_alone_are_no_mark(count):
+    """Of two equal methods they are all of one sign once in two, four, eight, sixteen comparisons."""
+    gains = [0.01, 0.09, 0.02, 0.3, 0.01][:count]
+    figures = {"a": dict(enumerate(gains)), "b": dict.fromkeys(range(count), 0.0)}
+    assert paired_difference(figures["a"], figures["b"]).low > 0
+    assert best(figures) is None
+
+
+def test_two_equal_methods_are_marked_once_in_twenty():
+    generator = random.Random(0)
+    for count in (2, 3, 5):
+        marked = 0
+        for _ in range(4000):
+            a, b = ({seed: generator.gauss(0.5, 0.1) for seed in range(count)} for _ in "ab")
+            marked += best({"a": a, "b": b}) is not None
+        # 200 expected, with a standard deviation of 14.
+        assert 140 < marked < 260, (count, marked)
+
+
+def test_two_differences_that_happen_to_be_equal_are_no_mark():
+    assert best({"a": {0: 0.734, 1: 0.641}, "b": {0: 0.73, 1: 0.637}}) is None
+    assert best({"a": {0: 0.734, 1: 0.641, 2: 0.7}, "b": {0: 0.73, 1: 0.637, 2: 0.696}}) == "a"
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_clear_difference_is_marked(count):
+    a = {seed: 0.6 + 0.002 * (seed % 2) for seed in range(count)}
+    assert best({"a": a, "b": dict.fromkeys(range(count), 0.4)}) == "a"
 
 
 def test_no_mark_where_the_difference_may_be_nothing():

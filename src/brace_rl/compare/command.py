@@ -25,7 +25,7 @@ class CompareCommand(click.Command):
 
 @click.command("compare", cls=CompareCommand)
 @click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("--methods", default=METHODS, show_default=True, help="Separated by commas; brace methods lists them.")
+@click.option("--methods", default=METHODS, show_default=True, help="NAME[:KEY=VALUE]..., separated by commas.")
 @click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="How many.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first.")
 @click.option("--staleness", default="9", show_default=True, help="S in trainer steps; several separated by commas.")
@@ -52,8 +52,15 @@ def compare_command(
 
     A cell is one method at one S with one seed: a brace train in a process of its own, one thread each, under the lag
     schedule unless --schedule.mode says otherwise. Finished cells are kept: the same command goes on where it was
-    stopped. Any setting of the recipe can be given as --section.key value, and then holds for all methods. Writes
-    table.csv, table.md, curves.csv, results.json, compare.html, compare.png and compare.svg.
+    stopped. Any setting of the recipe can be given as --section.key value, and then holds for all methods.
+
+    \b
+    brace methods lists the methods. What follows a colon is set for one of them alone, which is then a row of its own:
+      estr:tau=0.5            an option of the method's actor rule
+      brace:window=20         or else a key of [algorithm]
+      ppo:optim.actor_lr=1e-4 or SECTION.KEY
+
+    Writes table.csv, table.md, curves.csv, results.json, compare.html, compare.png and compare.svg.
     """
     from brace_rl.compare.folder import CompareFolder
     from brace_rl.compare.plan import make_plan
@@ -69,7 +76,9 @@ def compare_command(
     )
     from brace_rl.compare.run import run_cells, write_results
 
-    if not report:
+    if report:
+        folder.check_there()
+    else:
         run_cells(plan, folder, workers=workers or cores(), retry=retry)
     write_results(plan, folder)
 

@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 from brace_rl.compare.plan import Cell, Plan, Start, identity, start_model
 from brace_rl.config import load_resolved_config
-from brace_rl.errors import BraceError
+from brace_rl.errors import BraceError, ConfigError
 from brace_rl.files import write_json_atomic, write_text_atomic
 
 Status = Literal["finished", "failed", "half done", "not run"]
@@ -39,11 +39,15 @@ FINISHED = "finished"
 LOG_TAIL = 4096
 """Bytes of a log that are searched for the error at its end."""
 
+UNREADABLE = "its files cannot be read"
+"""Begins the error of a cell that has failed because of that."""
+
 LONGEST_ERROR = 400
 """Characters kept of an error."""
 
 # Where `brace train` leaves its files.
-INITIAL_MODEL, SUMMARY, CHECKPOINTS = "initial", "summary.json", "checkpoints"
+INITIAL_MODEL, CONFIG, SUMMARY, CHECKPOINTS = "initial", "config.json", "summary.json", "checkpoints"
+LINES = ("metrics.jsonl", "samples.jsonl")
 _STEP_FOLDER = re.compile(r"step_(\d{6,})")
 
 
@@ -99,6 +103,16 @@ class CompareFolder:
         finally:
             os.close(descriptor)
 
+    def check_there(self) -> None:
+        """There is something to report on.
+
+        Raises:
+            BraceError: no such folder.
+        """
+        if not self.out.is_dir():
+            what = "is a file; name a folder" if self.out.exists() else "no such folder; name the one of a comparison"
+            raise BraceError(f"--report: {self.out}: {what}")
+
     @property
     def recipe(self) -> Path:
         """The copy of the recipe."""
@@ -107,6 +121,11 @@ class CompareFolder:
     def run_dir(self, cell: Cell) -> Path:
         """The run folder of a cell."""
         return self.out / "cells" / cell.name
+
+    def others(self, plan: Plan) -> int:
+        """Cells in the folder that are none of the plan's."""
+        ours = {cell.name for cell in plan.cells}
+        return sum(path.name not in ours for path in (self.out / "cells").glob("*"))
 
     def log(self, name: str) -> Path:
         """What the last process of a start or cell printed."""
@@ -117,12 +136,14 @@ class CompareFolder:
         return (start_model(self.out, start.name) / "config.json").is_file()
 
     def status(self, cell: Cell) -> Status:
-        """How far a cell is.
+        """How far a cell is; one whose files cannot be read has failed.
 
         Raises:
             BraceError: a finished run of that name has other settings than the cell's.
         """
         run_dir = self.run_dir(cell)
+        if self.unreadable(cell):
+            return "failed"
         if _read(run_dir / SUMMARY).get("status") == FINISHED:
             if identity(load_resolved_config(run_dir)) != identity(cell.config):
                 raise BraceError(f"{run_dir}: is not the cell its name says; delete it and the cell is run again")
@@ -133,8 +154,35 @@ class CompareFolder:
 
     def failure(self, cell: Cell) -> Failure | None:
         """How a failed cell ended."""
+        if reason := self.unreadable(cell):
+            return Failure(0, f"{UNREADABLE}: {reason}")
+        if not self._failure_file(cell).exists():
+            return None
         found = _read(self._failure_file(cell))
-        return Failure(int(found["exit_code"]), str(found["error"])) if found else None
+        exit_code, error = found.get("exit_code"), found.get("error")
+        if isinstance(exit_code, int) and isinstance(error, str):
+            return Failure(exit_code, error)
+        return Failure(0, f"the record of how it ended is damaged: {self._failure_file(cell)}")
+
+    def unreadable(self, cell: Cell) -> str:
+        """Why the files of a cell's run cannot be read; empty where they can, or are not written yet."""
+        run_dir = self.run_dir(cell)
+        try:
+            for path in (run_dir / CONFIG, run_dir / SUMMARY):
+                if path.exists() and not isinstance(json.loads(path.read_bytes()), dict):
+                    return f"{path.name} holds no JSON object"
+            for path in (run_dir / name for name in LINES):
+                if path.exists():
+                    path.open("rb").close()
+            if _read(run_dir / SUMMARY).get("status") == FINISHED:
+                load_resolved_config(run_dir)
+        except (ValueError, RecursionError):
+            return f"{path.name} is not valid JSON"
+        except OSError as error:
+            return f"{path.name}: {error.strerror}"
+        except ConfigError as error:
+            return str(error)
+        return ""
 
     def start_command(self, start: Start) -> list[str]:
         """The command that makes a warm start; what an earlier try left is removed."""
@@ -148,7 +196,7 @@ class CompareFolder:
             return [*_BRACE, "train", "--resume", str(run_dir)]
         self._failure_file(cell).unlink(missing_ok=True)
         shutil.rmtree(run_dir, ignore_errors=True)
-        return _train(self.recipe, cell.settings, method=cell.method)
+        return _train(self.recipe, cell.settings, method=cell.base)
 
     def settle_start(self, start: Start, exit_code: int) -> None:
         """Put a warm start in its place.
@@ -167,12 +215,16 @@ class CompareFolder:
     def settle_cell(self, cell: Cell, exit_code: int) -> Failure | None:
         """Take in the end of a cell's process: None if it finished, else how it failed, which is kept."""
         if exit_code == 0 and self.status(cell) == "finished":
-            if not self.keep_models:
-                shutil.rmtree(self.run_dir(cell) / CHECKPOINTS, ignore_errors=True)
+            self.drop_models(cell)
             return None
         failure = Failure(exit_code, self.error(cell.name, exit_code))
         write_json_atomic(self._failure_file(cell), failure._asdict())
         return failure
+
+    def drop_models(self, cell: Cell) -> None:
+        """Delete the checkpoints of a finished cell, unless models are kept."""
+        if not self.keep_models:
+            shutil.rmtree(self.run_dir(cell) / CHECKPOINTS, ignore_errors=True)
 
     def success(self, cell: Cell) -> float:
         """Success of a finished cell on the held-out problems; NaN where it was not evaluated."""
@@ -201,7 +253,7 @@ _BRACE = (sys.executable, "-m", "brace_rl")
 
 def check_command(plan: Plan, recipe: Path) -> list[str]:
     """``brace train --check`` of the first cell, for comparisons without a warm start to fail first."""
-    return [*_train(recipe, plan.cells[0].settings, method=plan.cells[0].method), "--check"]
+    return [*_train(recipe, plan.cells[0].settings, method=plan.cells[0].base), "--check"]
 
 
 def _train(recipe: Path, settings: Mapping[str, str], *, method: str) -> list[str]:
@@ -221,7 +273,7 @@ def _read(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

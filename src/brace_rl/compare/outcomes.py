@@ -10,16 +10,22 @@ from typing import Any
 
 from brace_rl.compare.folder import CompareFolder, Status
 from brace_rl.compare.measures import MEASURES
-from brace_rl.compare.plan import Cell, Plan, method_parts
+from brace_rl.compare.plan import Cell, Plan, actor_steps, method_parts
 from brace_rl.compare.statistics import area, best, leader, mean_over_seeds, paired_difference
 from brace_rl.diagnose.sums import Estimate
 from brace_rl.report.run_data import RunData, Series, read_run
 
 FAILED_RULE = (
     "A failed cell keeps the success of its last evaluation to the end, or that of its seed's start where it has none, "
-    "and counts with it in every mean."
+    "and counts with it in every mean; one whose files cannot be read counts in none."
 )
 """How the means treat cells that failed."""
+
+WARMUP_RULE = (
+    "The critic's warm-up steps train no actor. A method without a critic has none and trains its actor in every step; "
+    "one with optim.critic_warmup_until may end them sooner."
+)
+"""Why methods with the same trainer steps may train their actors in different numbers of them."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class CellOutcome:
 
     Attributes:
         error: how a failed one ended, else empty.
+        damage: sentences about what is missing from its files, so that its figures are of the rest.
         evaluations: (step, success) on held-out problems.
         final: success at the end; by :data:`FAILED_RULE` of a failed cell, None of one that has not been run.
         area: mean success over the steps, likewise.
@@ -41,6 +48,7 @@ class CellOutcome:
     run: str
     status: Status
     error: str = ""
+    damage: Sequence[str] = ()
     evaluations: Series = field(default_factory=list)
     final: float | None = None
     area: float | None = None
@@ -56,6 +64,7 @@ class MethodRow:
 
     Attributes:
         finished, failed, missing: cells; the missing ones have not been run to their end.
+        damaged: of them, those whose figures are of a part of their files.
         final, area: mean over the cells that finished or failed; None without any.
         behind: mean of the leader's final success less this method's, seed by seed; None for the leader.
         is_best, is_best_area: see :func:`brace_rl.compare.statistics.best`.
@@ -71,6 +80,7 @@ class MethodRow:
     finished: int
     failed: int
     missing: int
+    damaged: int
     final: Estimate | None
     area: Estimate | None
     behind: Estimate | None
@@ -95,12 +105,14 @@ class Comparison:
 
     Attributes:
         parts: per method the settings that make it, section -> key -> value.
+        actor_steps: per method the trainer steps that train its actor, as text; see :data:`WARMUP_RULE`.
         settings: those given on the command line, for all methods alike.
     """
 
     recipe: str
     methods: Sequence[str]
     parts: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    actor_steps: Mapping[str, str]
     staleness: Sequence[int]
     seeds: Sequence[int]
     steps: int
@@ -127,9 +139,9 @@ def read_comparison(plan: Plan, folder: CompareFolder) -> Comparison:
     """What the cells of ``plan`` have come to so far.
 
     Raises:
-        BraceError: a run's files cannot be read.
+        BraceError: a run is not the cell its name says.
     """
-    runs = {cell.name: _run(folder.run_dir(cell)) for cell in plan.cells}
+    runs = {cell.name: _run(cell, folder) for cell in plan.cells}
     starts = _success_at_start(plan, runs)
     cells = [_outcome(cell, folder, runs[cell.name], starts.get(cell.seed)) for cell in plan.cells]
     rows = [
@@ -141,6 +153,7 @@ def read_comparison(plan: Plan, folder: CompareFolder) -> Comparison:
         recipe=str(plan.recipe),
         methods=plan.methods,
         parts={cell.method: method_parts(cell.config) for cell in plan.cells},
+        actor_steps={cell.method: actor_steps(cell.config) for cell in plan.cells},
         staleness=plan.staleness,
         seeds=plan.seeds,
         steps=plan.steps,
@@ -168,6 +181,7 @@ def method_rows(methods: Sequence[str], staleness: int, cells: Sequence[CellOutc
                 finished=sum(cell.status == "finished" for cell in own),
                 failed=sum(cell.status == "failed" for cell in own),
                 missing=sum(cell.status in ("half done", "not run") for cell in own),
+                damaged=sum(bool(cell.damage) for cell in own),
                 final=_mean([cell.final for cell in counted]),
                 area=_mean([cell.area for cell in counted]),
                 behind=paired_difference(finals[first], finals[method]) if first and is_behind else None,
@@ -194,8 +208,10 @@ def method_rows(methods: Sequence[str], staleness: int, cells: Sequence[CellOutc
     return rows
 
 
-def _run(run_dir: Path) -> RunData | None:
-    return read_run(run_dir) if (run_dir / "config.json").is_file() else None
+def _run(cell: Cell, folder: CompareFolder) -> RunData | None:
+    """What a cell has written; None where there is nothing yet, or nothing that can be read."""
+    is_there = (folder.run_dir(cell) / "config.json").is_file() and not folder.unreadable(cell)
+    return read_run(folder.run_dir(cell)) if is_there else None
 
 
 def _success_at_start(plan: Plan, runs: Mapping[str, RunData | None]) -> dict[int, float]:
@@ -213,7 +229,7 @@ def _outcome(cell: Cell, folder: CompareFolder, run: RunData | None, start: floa
     status = folder.status(cell)
     failure = folder.failure(cell) if status == "failed" else None
     evaluations: Series = [] if run is None else [(float(e.step), e.success) for e in run.evaluations()]
-    if not evaluations and status == "failed" and start is not None:
+    if not evaluations and status == "failed" and start is not None and not folder.unreadable(cell):
         evaluations = [(0.0, start)]
     counts = bool(evaluations) and status in ("finished", "failed")
     has_critic = cell.config.algorithm.value_target != "none"
@@ -225,6 +241,7 @@ def _outcome(cell: Cell, folder: CompareFolder, run: RunData | None, start: floa
         run=str(Path("cells") / cell.name),
         status=status,
         error=failure.error if failure else "",
+        damage=[] if run is None else _damage(run, cell, status),
         evaluations=evaluations,
         final=evaluations[-1][1] if counts else None,
         area=area(evaluations, steps=cell.config.optim.steps) if counts else None,
@@ -233,6 +250,13 @@ def _outcome(cell: Cell, folder: CompareFolder, run: RunData | None, start: floa
         tokens=sum(row["tokens/step"] for row in timed),
         steps=len(timed),
     )
+
+
+def _damage(run: RunData, cell: Cell, status: Status) -> list[str]:
+    """What :func:`read_run` left out, and trainer steps of which a finished cell has no figures."""
+    steps = cell.config.optim.steps
+    lost = steps - len(run.training_rows) if status == "finished" else 0
+    return [*run.damage, *([f"metrics.jsonl has no figures of {lost} of {steps} trainer steps."] if lost > 0 else [])]
 
 
 def _mean(values: Sequence[float | None]) -> Estimate | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from brace_rl.compare import charts
 from brace_rl.compare.charts import Curve, success_chart
 from brace_rl.compare.measures import MEASURES, Measure
-from brace_rl.compare.outcomes import FAILED_RULE, Comparison, MethodRow
+from brace_rl.compare.outcomes import FAILED_RULE, WARMUP_RULE, Comparison, MethodRow
 from brace_rl.compare.tables import (
     COST_HEADS,
     INTERVALS,
@@ -20,6 +20,7 @@ from brace_rl.compare.tables import (
     measure_rows,
     method_heads,
     method_lines,
+    notes,
     success_rows,
 )
 from brace_rl.report.style import STYLE
@@ -34,7 +35,7 @@ def render(comparison: Comparison) -> str:
     body = [
         f"<h1>{len(comparison.methods)} methods on {_text(comparison.recipe)}</h1>",
         _facts(comparison),
-        _failures(comparison),
+        _notes(comparison),
         *(_at(comparison, staleness) for staleness in comparison.staleness),
         f"<h2>What makes each method</h2>{_table(method_heads(comparison), method_lines(comparison))}",
         "<h2>What the figures are</h2><dl>",
@@ -60,6 +61,7 @@ def _facts(comparison: Comparison) -> str:
         "staleness S": ", ".join(map(str, comparison.staleness)),
         "seeds": ", ".join(map(str, comparison.seeds)),
         "trainer steps": str(comparison.steps),
+        "steps that train the actor": _actor_steps(comparison),
         "settings over the recipe": given or "none",
         "cells": f"{len(comparison.cells)}, of which {len(comparison.failures)} failed, {comparison.missing} not run",
     }
@@ -67,14 +69,19 @@ def _facts(comparison: Comparison) -> str:
     return f'<div class="card"><dl>{items}</dl></div><p class="soft">{_text(INTERVALS)} {_text(FAILED_RULE)}</p>'
 
 
-def _failures(comparison: Comparison) -> str:
-    if not comparison.failures:
+def _actor_steps(comparison: Comparison) -> str:
+    by_method = comparison.actor_steps
+    if len(set(by_method.values())) == 1:
+        return next(iter(by_method.values()))
+    return f"{', '.join(f'{method} {steps}' for method, steps in by_method.items())}. {WARMUP_RULE}"
+
+
+def _notes(comparison: Comparison) -> str:
+    lines = notes(comparison)
+    if not lines:
         return ""
-    items = "".join(
-        f"<li>{_text(f'{c.method}, S = {c.staleness}, seed {c.seed}, after step {c.steps}: {c.error}')}</li>"
-        for c in comparison.failures
-    )
-    return f'<h2>Failed cells</h2><ul class="notes">{items}</ul>'
+    items = "".join(f"<li>{_text(line)}</li>" for line in lines)
+    return f'<h2>Notes</h2><ul class="notes">{items}</ul>'
 
 
 def _at(comparison: Comparison, staleness: int) -> str:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from brace_rl import __version__
+from brace_rl.compare.variants import METHOD_KEYS, Variant, parse_variant
 from brace_rl.config import Config, load_config
 from brace_rl.errors import ConfigError
-from brace_rl.methods import method_settings
+from brace_rl.methods import own_settings
+from brace_rl.overrides import parse_text
 
 DIGEST_LENGTH = 10
 """Hexadecimal digits of a SHA-256 in a folder's name."""
@@ -35,17 +37,13 @@ RESERVED: Mapping[str, str] = {
 }
 """Settings that a comparison varies or places itself -> the options that stand for them."""
 
-METHOD_KEYS: Mapping[str, Sequence[str]] = {
-    "optim": ("critic_updates", "freeze_critic_attention", "critic_warmup_until"),
-}
-"""Keys a method may set outside ``algorithm`` and ``actor``, which are a method's own."""
-
 START_METHOD = "ppo"
 """What a warm start is made under; it only has to be valid, the start is taken before the first trainer step."""
 
 START: Mapping[str, str] = {
     "optim.steps": "1",
     "optim.critic_warmup_steps": "0",
+    "optim.critic_warmup_until": "0",
     "optim.minibatches": "1",
     "optim.lr_reference_staleness": "0",
     "rollout.prompts_per_step": "1",
@@ -81,12 +79,15 @@ class Cell:
     """One run of the comparison.
 
     Attributes:
+        method: name of its row.
+        base: the method without settings of its own, which ``brace train --method`` takes.
         name: of its folder; holds a digest of everything the run depends on.
-        settings: ``section.key`` -> text, over the recipe and the method.
+        settings: ``section.key`` -> text, over the recipe and ``base``.
         config: what these resolve to.
     """
 
     method: str
+    base: str
     staleness: int
     seed: int
     name: str
@@ -105,6 +106,7 @@ class Plan:
 
     Attributes:
         recipe: as named by the user.
+        methods: names of the rows, in order.
         starts: one per seed; empty where the recipe starts from a model as it is.
         cells: seed by seed, so that a sweep which is stopped has whole seeds.
         overrides: settings given on the command line.
@@ -135,27 +137,32 @@ def make_plan(
 ) -> Plan:
     """All cells, each checked as ``brace train`` would check it.
 
+    Args:
+        methods: as :func:`~brace_rl.compare.variants.parse_variant` takes them.
+        overrides: ``section.key`` -> text, for all methods alike.
+
     Raises:
-        ConfigError: an unknown method, a recipe or setting that does not fit a method, or methods that would not have
-            the same budget; one line.
+        ConfigError: an unknown method, a recipe or setting that does not fit a method or makes it another one, or
+            methods that would not have the same budget or are the same; one line.
     """
     for key, option in RESERVED.items():
         if key in overrides:
             raise ConfigError(f"--{key}: a comparison sets it itself; use {option}")
-    for method in methods:
-        method_settings(method)
+    variants = [parse_variant(text) for text in methods]
+    _check_overrides(variants, overrides)
     settings = {**DEFAULTS, **overrides}
     recipe_config = load_config(recipe, _without_method_sections(settings), method=START_METHOD)
     needs_start = not recipe_config.model.path or recipe_config.warm_start.steps > 0
     starts = {seed: _start(recipe, settings, seed, out) for seed in seeds} if needs_start else {}
-    _check_methods(recipe, methods, staleness, settings)
+    _check_methods(recipe, variants, staleness, settings)
     cells = [
-        _cell(recipe, settings, method, s, seed, starts.get(seed), out)
+        _cell(recipe, settings, variant, s, seed, starts.get(seed), out)
         for seed in seeds
         for s in staleness
-        for method in methods
+        for variant in variants
     ]
-    return Plan(recipe, methods, staleness, seeds, list(starts.values()), cells, overrides)
+    names = [variant.name for variant in variants]
+    return Plan(recipe, names, staleness, seeds, list(starts.values()), cells, overrides)
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -174,6 +181,15 @@ def method_parts(config: Config) -> dict[str, dict[str, Any]]:
     return parts | {section: keys for section, keys in own.items() if section not in parts and keys}
 
 
+def actor_steps(config: Config) -> str:
+    """Trainer steps that train the actor. Those of the critic's warm-up do not, and without a critic there are none."""
+    optim = config.optim
+    if config.algorithm.value_target == "none" or not optim.critic_warmup_steps:
+        return str(optim.steps)
+    least, most = optim.steps - optim.critic_warmup_steps, optim.steps - 1
+    return f"{least} to {most}" if optim.critic_warmup_until and least < most else str(least)
+
+
 def _chosen(config: Config) -> dict[str, Any]:
     """What :func:`identity` holds, without values that are the default: a setting added later changes no digest."""
     settings = config.model_dump(mode="json", exclude_defaults=True)
@@ -189,23 +205,44 @@ def start_model(out: Path, name: str) -> Path:
     return out / "starts" / name
 
 
-def _check_methods(recipe: Path, methods: Sequence[str], staleness: Sequence[int], settings: Mapping[str, str]) -> None:
-    """Every method with every staleness resolves, and to the same but for what makes the method."""
+def _check_overrides(variants: Sequence[Variant], overrides: Mapping[str, str]) -> None:
+    """No setting for all takes away what makes one of them."""
+    for variant in variants:
+        own = own_settings(variant.method) | {key: parse_text(text) for key, text in variant.settings.items()}
+        for key, text in overrides.items():
+            if key in own and parse_text(text) != own[key]:
+                raise ConfigError(
+                    f"--{key} {text}: method {variant.name} sets {key} = {own[key]} itself and would be another one "
+                    "under its name; leave one of the two out"
+                )
+
+
+def _check_methods(
+    recipe: Path, variants: Sequence[Variant], staleness: Sequence[int], settings: Mapping[str, str]
+) -> None:
+    """Every method with every staleness resolves, to the same but for what makes the method, and no two alike."""
+    resolved: dict[str, Config] = {}
     first: dict[str, dict[str, Any]] | None = None
-    for method in methods:
+    for variant in variants:
+        method = variant.name
         for s in staleness:
+            own = {**settings, **variant.settings, "schedule.max_staleness": str(s)}
             try:
-                config = load_config(recipe, {**settings, "schedule.max_staleness": str(s)}, method=method)
+                config = load_config(recipe, own, method=variant.method)
             except ConfigError as error:
                 raise ConfigError(f"method {method}, S = {s}: {error}") from None
+        if same := next((other for other, known in resolved.items() if known == config), None):
+            raise ConfigError(f"method {method}: every setting is that of {same}; leave one of them out")
+        resolved[method] = config
         shared = _shared(config)
         first = first or shared
         for section, table in first.items():
             for key, value in table.items():
                 if shared[section].get(key) != value:
                     raise ConfigError(
-                        f"method {method}: {section}.{key} is {shared[section].get(key)} and that of {methods[0]} is "
-                        f"{value}, which is not the same budget; give all the same with --{section}.{key}"
+                        f"method {method}: {section}.{key} is {shared[section].get(key)} and that of "
+                        f"{next(iter(resolved))} is {value}, which is not the same budget; give all the same with "
+                        f"--{section}.{key}"
                     )
 
 
@@ -231,21 +268,29 @@ def _start(recipe: Path, settings: Mapping[str, str], seed: int, out: Path) -> S
 
 
 def _cell(
-    recipe: Path, settings: Mapping[str, str], method: str, staleness: int, seed: int, start: Start | None, out: Path
+    recipe: Path,
+    settings: Mapping[str, str],
+    variant: Variant,
+    staleness: int,
+    seed: int,
+    start: Start | None,
+    out: Path,
 ) -> Cell:
     own = {
         **settings,
+        **variant.settings,
         "schedule.max_staleness": str(staleness),
         "run.seed": str(seed),
         "run.root": str(out / "cells"),
     }
     if start is not None:
         own |= {"model.path": str(start_model(out, start.name)), "warm_start.steps": "0"}
-    config = load_config(recipe, own, method=method)
+    config = load_config(recipe, own, method=variant.method)
     chosen = {"start": start.name if start else config.model.path, **_chosen(config)}
-    name = f"{method}-S{staleness}-seed{seed}-{_digest(chosen)}"
+    name = f"{variant.stem}-S{staleness}-seed{seed}-{_digest(chosen)}"
     own["run.name"] = name
-    return Cell(method, staleness, seed, name, own, load_config(recipe, own, method=method))
+    config = load_config(recipe, own, method=variant.method)
+    return Cell(variant.name, variant.method, staleness, seed, name, own, config)
 
 
 def _without_method_sections(settings: Mapping[str, str]) -> dict[str, str]:

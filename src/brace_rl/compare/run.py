@@ -48,7 +48,7 @@ def run_cells(
     """
     with folder.locked() as lock, stopped_by_signals():
         folder.prepare(plan.recipe)
-        todo = [cell for cell in plan.cells if _is_due(folder, cell, retry)]
+        todo = _due(plan, folder, retry)
         progress = CompareProgress(
             total=len(plan.cells),
             already=len(plan.cells) - len(todo),
@@ -104,9 +104,13 @@ def write_results(plan: Plan, folder: CompareFolder, console: Console | None = N
         ):
             _print(console, f"S = {staleness}", heads, lines)
     console.print(tables.INTERVALS, markup=False, highlight=False, soft_wrap=True)
-    for cell in comparison.failures:
-        line = f"failed: {cell.method}, S = {cell.staleness}, seed {cell.seed}, after step {cell.steps}: {cell.error}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for note in tables.notes(comparison):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    if comparison.missing:
+        told = f"{comparison.missing} of {len(comparison.cells)} cells have not been run to their end"
+        if others := folder.others(plan):
+            told += f"; {out} holds {others} of other settings"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
     files = "table.csv, table.md, curves.csv, results.json, compare.html, compare.png, compare.svg"
     console.print(f"written: {out}: {files}", markup=False, highlight=False, soft_wrap=True)
 
@@ -158,9 +162,16 @@ class _CellWatcher:
         self._progress.tick()
 
 
-def _is_due(folder: CompareFolder, cell: Cell, retry: bool) -> bool:
-    status = folder.status(cell)
-    return status != "finished" and (status != "failed" or retry)
+def _due(plan: Plan, folder: CompareFolder, retry: bool) -> list[Cell]:
+    """The cells to run; those that finished while nobody looked on lose their checkpoints now."""
+    due = []
+    for cell in plan.cells:
+        status = folder.status(cell)
+        if status == "finished":
+            folder.drop_models(cell)
+        elif status != "failed" or retry:
+            due.append(cell)
+    return due
 
 
 def _make_starts(

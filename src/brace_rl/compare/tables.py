@@ -10,7 +10,7 @@ from typing import Any
 
 from brace_rl import __version__
 from brace_rl.compare.measures import MEASURES
-from brace_rl.compare.outcomes import FAILED_RULE, CellOutcome, Comparison, MethodRow
+from brace_rl.compare.outcomes import FAILED_RULE, WARMUP_RULE, CellOutcome, Comparison, MethodRow
 from brace_rl.diagnose.sums import Estimate
 from brace_rl.markdown import markdown_table
 from brace_rl.report.svg import number
@@ -28,9 +28,10 @@ SUCCESS_HEADS = ("method", "seeds", "final success", "95 % interval", "behind th
 COST_HEADS = ("method", "seconds/step", "× tokens/s", "= tokens/step")
 
 INTERVALS = (
-    "95 % intervals: bootstrap over seeds. behind the first: the largest mean less this one, seed by seed. "
-    "* best: its interval of paired differences to every other method lies above 0; without a mark the seeds do not "
-    "tell. area: mean success over the steps (trapezoids)."
+    "95 % intervals: bootstrap over seeds; up to four seeds that is their range, which covers less than 95 %. "
+    "behind the first: the largest mean less this one, seed by seed. * best: Student's 95 % interval of its paired "
+    "differences to every other method lies above 0; without a mark the seeds do not tell. area: mean success over the "
+    "steps (trapezoids)."
 )
 
 
@@ -39,7 +40,10 @@ def success_rows(rows: Sequence[MethodRow]) -> list[Cells]:
     return [
         (
             row.method,
-            row.seeds + (f", {row.failed} failed" if row.failed else ""),
+            ", ".join(
+                [row.seeds]
+                + [f"{count} {what}" for count, what in ((row.failed, "failed"), (row.damaged, "damaged")) if count]
+            ),
             figure(row.final) + (BEST if row.is_best else ""),
             bounds(row.final),
             NONE if row.behind is None else f"{row.behind.value:+.3f} {bounds(row.behind)}",
@@ -67,15 +71,35 @@ def cost_rows(rows: Sequence[MethodRow]) -> list[Cells]:
 
 def method_heads(comparison: Comparison) -> Cells:
     """Heads of :func:`method_lines`."""
-    return ["method", *next(iter(comparison.parts.values()))]
+    return ["method", *next(iter(comparison.parts.values())), "steps that train the actor"]
 
 
 def method_lines(comparison: Comparison) -> list[Cells]:
     """One row per method: every setting that makes it, defaults and constants of our own included."""
     return [
-        [method, *(", ".join(f"{key} = {value}" for key, value in keys.items()) for keys in parts.values())]
+        [
+            method,
+            *(", ".join(f"{key} = {value}" for key, value in keys.items()) for keys in parts.values()),
+            comparison.actor_steps[method],
+        ]
         for method, parts in comparison.parts.items()
     ]
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """A line for every S the runs are too short for, cell that failed, and thing missing from a cell's files."""
+    oldest = comparison.steps - 1
+    lines = [
+        f"S = {s}: no batch of a run of {comparison.steps} trainer steps is older than {oldest}"
+        for s in comparison.staleness
+        if s > oldest
+    ]
+    for cell in comparison.cells:
+        label = f"{cell.method}, S = {cell.staleness}, seed {cell.seed}"
+        if cell.status == "failed":
+            lines.append(f"failed: {label}, after step {cell.steps}: {cell.error}")
+        lines += [f"damaged: {label}: {sentence}" for sentence in cell.damage]
+    return lines
 
 
 def figure(estimate: Estimate | None) -> str:
@@ -114,8 +138,11 @@ def table_markdown(comparison: Comparison) -> str:
             markdown_table(measure_heads(), measure_rows(rows)),
             markdown_table(COST_HEADS, cost_rows(rows)),
         ]
+    parts.append(f"{INTERVALS} {FAILED_RULE}")
+    if told := notes(comparison):
+        parts += ["### Notes", "\n".join(f"* {line}" for line in told)]
     made = markdown_table(method_heads(comparison), method_lines(comparison))
-    return "\n\n".join([*parts, f"{INTERVALS} {FAILED_RULE}", "### What makes each method", made]) + "\n"
+    return "\n\n".join([*parts, "### What makes each method", made, WARMUP_RULE]) + "\n"
 
 
 def curves_csv(comparison: Comparison) -> str:
@@ -139,10 +166,11 @@ def results_json(comparison: Comparison) -> dict[str, Any]:
         "settings": dict(comparison.settings),
         "methods": list(comparison.methods),
         "method_settings": {method: dict(parts) for method, parts in comparison.parts.items()},
+        "actor_steps": dict(comparison.actor_steps),
         "staleness": list(comparison.staleness),
         "seeds": list(comparison.seeds),
         "steps": comparison.steps,
-        "rules": {"failed cells": FAILED_RULE, "intervals": INTERVALS},
+        "rules": {"failed cells": FAILED_RULE, "intervals": INTERVALS, "actor steps": WARMUP_RULE},
         "measures": {m.key: {"title": m.title, "meaning": m.meaning} for m in MEASURES},
         "table": [_row_json(row) for row in comparison.rows],
         "cells": [_cell_json(cell) for cell in comparison.cells],
@@ -156,6 +184,7 @@ def _row_json(row: MethodRow) -> dict[str, Any]:
         "finished": row.finished,
         "failed": row.failed,
         "missing": row.missing,
+        "damaged": row.damaged,
         "final": _interval(row.final),
         "area": _interval(row.area),
         "behind": _interval(row.behind),
@@ -164,6 +193,7 @@ def _row_json(row: MethodRow) -> dict[str, Any]:
         "measures": {key: _interval(estimate) for key, estimate in row.measures.items()},
         **dict(zip(("seconds_per_step", "tokens_per_second", "tokens_per_step"), _costs(row), strict=True)),
         "curve": [{"step": int(step), **(_interval(estimate) or {})} for step, estimate in row.curve],
+        "courses": {key: [[int(step), value] for step, value in course] for key, course in row.courses.items()},
     }
 
 
@@ -175,6 +205,7 @@ def _cell_json(cell: CellOutcome) -> dict[str, Any]:
         "run": cell.run,
         "status": cell.status,
         "error": cell.error,
+        "damage": list(cell.damage),
         "final": cell.final,
         "area": cell.area,
         "evaluations": [[int(step), success] for step, success in cell.evaluations],

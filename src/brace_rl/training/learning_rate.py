@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 def staleness_scaled_lr(lr: float, *, staleness: float, reference: float) -> float:
-    """``eta(S) = eta_ref S_ref / S`` (arXiv 2607.01083).
+    """``eta(S) = eta_ref min(1, S_ref / S)`` (arXiv 2607.01083, there without the minimum).
 
     Args:
         lr: ``eta_ref``, what was found to work at ``reference``.
-        staleness: S; below the reference the rate is left as it is, so that S = 0 does not make it infinite.
+        staleness: S; at or below the reference the rate is left as it is, so that S = 0 does not make it infinite.
         reference: ``S_ref``, above 0.
     """
     return lr * min(1.0, reference / staleness) if staleness > 0 else lr
