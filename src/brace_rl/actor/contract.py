@@ -81,7 +81,7 @@ class ActorBatch:
             alone, and value targets are computed on the mask of all policy tokens.
         behavior_logprobs: ``[B, T]`` recorded when the token was sampled.
         proximal_logprobs: ``[B, T]`` under the anchor.
-        behavior_entropy: ``[B, T]`` nats, of the whole distribution the token was sampled from.
+        behavior_entropy: ``[B, T]`` nats, of the distribution the token was sampled from, before top-k and top-p.
         version_lag: ``[B, T]`` weight versions between the one that sampled the token and the trainer's; 0: none.
         denominator: tokens of the *whole minibatch* before rejection, when these tensors are one micro-batch of it, so
             that the micro-batches' losses and metrics add up exactly to those of the unsplit minibatch; None when these
