@@ -131,6 +131,22 @@ def test_the_built_in_map_reads_a_verl_batch(tmp_path):
     assert response.prompt_id == "u1"
 
 
+@pytest.mark.parametrize("column", ["old_log_probs", "response_mask"])
+def test_a_verl_batch_without_the_samplers_logprobs_is_not_read_in_part(tmp_path, column):
+    row = {"values": [0.1, 0.2, 0.0], column: [1, 1, 0], "rm_scores": [0.0, 1.0, 0.0]}
+    path = write_rows(tmp_path / "r.jsonl", [row])
+    with pytest.raises(DataError, match=f"but {column} is, as verl calls it; add --map verl"):
+        read(path)
+    (response,) = read(path, "verl")
+    assert response.rewards.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_a_map_that_renames_columns_which_are_there_is_refused(tmp_path):
+    path = write_rows(tmp_path / "r.jsonl", [GOOD])
+    with pytest.raises(DataError, match=r"behavior_logprobs itself is; leave out the --map"):
+        read(path, "verl")
+
+
 def test_dotted_paths_reach_into_objects_and_lists():
     row = {"a": {"b": [{"x": [1, 2]}, {"y": 0}, {"x": [3]}]}, "c.d": 5, "e": [7, 8]}
     for path, wanted in (

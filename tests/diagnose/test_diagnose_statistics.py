@@ -178,6 +178,16 @@ def test_siblings_are_compared_where_they_part():
     assert (siblings.earlier_pairs, siblings.earlier_difference) == (1, 0.0)
 
 
+def test_siblings_are_not_compared_beside_tool_output():
+    """There a shifted column holds the tool's entry, so V seems to differ where only the layout does."""
+    common = {"prompt_id": "p", "token_ids": [5, 6, 1, 2, 3, 4], "values": [0.1] * 6}
+    rows = [common, common | {"token_ids": [5, 6, 9, 2, 3, 4], "policy_mask": [1, 1, 1, 0, 1, 1]}]
+    siblings = Siblings()
+    for response in responses_of(rows):
+        siblings.add(response)
+    assert siblings.pairs == 0
+
+
 def test_a_response_longer_than_a_chunk_comes_alone():
     short, long = responses_of([{"values": [0.0] * 3}, {"values": [0.0] * 50}])
     assert [len(c) for c in reader.chunks(iter([short, short, long, short]), tokens=10)] == [2, 1, 1]

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from brace_rl.errors import BraceError
 from brace_rl.oracle import command, presets
 from brace_rl.oracle.methods import parse_method
+from brace_rl.oracle.study import study
 
 QUICK = ["--horizon", "16", "--steps", "4", "--seeds", "2", "--batch", "4", "--lags", "0,2", "--lag", "20"]
 METHODS = ["--methods", "mc,brace:4,drift,path", "--map-methods", "uncapped,brace:4,path"]
@@ -120,6 +121,29 @@ def test_mean_square_error_is_bias_squared_plus_variance(report: tuple[Path, str
     sources = {row["method"]: row["source"] for row in exact["targets"]}
     assert sources["brace:4"] == "exact"
     assert sources["path:1"].endswith("sampled responses")
+
+
+def test_clips_that_are_given_hold_for_every_exact_figure(tmp_path: Path) -> None:
+    """A capped product over the whole response ends at the V^{pi_rho} of its own clip."""
+    clips = ["--rho-clip", "1.05", "--c-clip", "1.02"]
+    small = ["--horizon", "5", "--success", "0.2", "--methods", "capped:5,vtrace"]
+    text = run("chain", "--out", str(tmp_path), "--parts", "exact", *small, *clips)
+    exact = json.loads((tmp_path / "exact.json").read_text(encoding="utf-8"))
+    fixed = {row["method"]: row["values"] for row in exact["fixed_points"]}
+    assert exact["values"]["pi_rho"] == pytest.approx(fixed["capped:5@1.05/1.02"], abs=1e-12)
+    assert exact["values"]["pi_rho"] != pytest.approx(fixed["vtrace"], abs=1e-3)
+    assert exact["clips"] == {"rho": 1.05, "c": 1.02}
+    assert "(rho_clip 1.05)" in text
+    assert "(c_clip 1.02)" in text
+    other = study(presets.chain(horizon=5, success=0.2), [], lag=10, rho_clip=1.05)
+    assert other["ratios"] != exact["ratios"]
+
+
+def test_every_cell_of_a_map_has_a_line_of_its_own(report: tuple[Path, str]) -> None:
+    lines = [line.split(": area")[0].split("] ")[1] for line in report[1].splitlines() if ": area" in line]
+    assert len(lines) == 8 + 24
+    assert len(set(lines[8:])) == 24
+    assert "8 tokens, noise 0.2, S = 2, path:1" in lines
 
 
 def test_what_is_printed_names_the_ratios_and_every_method(report: tuple[Path, str]) -> None:

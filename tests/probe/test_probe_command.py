@@ -96,6 +96,7 @@ def test_all_files_tell_the_same_and_the_run_is_untouched(brace, run_dir):
     assert (run_dir / "probe" / "probe.png").read_bytes().startswith(b"\x89PNG")
     assert ElementTree.parse(run_dir / "probe" / "probe.svg").getroot().tag.endswith("svg")
     assert "states under pi: 12 of 12" in err
+    assert "states under pi: 12 to do" in err
 
 
 def test_a_seed_repeats_every_file_and_another_does_not(brace, run_dir, tmp_path):
@@ -114,6 +115,8 @@ def test_a_policy_against_itself_has_b_exactly_0(brace, run_dir, tmp_path):
         b = group["figures"]["b"]
         assert (b["value"], b["low"], b["high"]) == (0, 0, 0)
     assert "not that nothing could" in out
+    assert "how large b could be is not known" in out
+    assert "could hide in this" not in out
 
 
 def test_logged_responses_are_cut_where_they_were_sampled(brace, run_dir, tmp_path):
@@ -214,6 +217,13 @@ def test_bad_input_is_one_line_and_leaves_nothing(how, words, message, brace, ru
     assert re.search(message, errors[0]), errors
     assert [line for line in err if line not in errors and not line.startswith("prefixes under mu")] == []
     assert contents(run_dir) == before
+
+
+def test_a_position_beyond_the_length_limit_is_refused_before_anything_is_sampled(brace, run_dir):
+    code, _, err = brace("probe", run_dir, "--at", "0,9999")
+    assert (code, len(err)) == (2, 1)
+    assert "policy token 9999" in err[0]
+    assert "rollout.max_response_tokens" in err[0]
 
 
 def test_a_file_in_the_way_is_named(brace, run_dir, tmp_path):

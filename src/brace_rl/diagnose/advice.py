@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from brace_rl.diagnose.finding import Finding
 from brace_rl.diagnose.measures import C_GRID, RHO_GRID
 from brace_rl.diagnose.statistics import Statistics
 from brace_rl.diagnose.sums import Estimate
@@ -28,6 +30,17 @@ MAX_WEIGHT = 10.0
 """A window weight above this lets single responses rule a batch."""
 ROUNDING_DRIFT = 1e-4
 """Drifts closer to 0 than this are none."""
+RATIO_FAULTS = (
+    "placeholder_logprobs",
+    "mu_equals_pi",
+    "systematic_factor",
+    "temperature",
+    "positive_logprobs",
+    "positive_drift",
+)
+"""Findings that leave no ratio, and no window or clip made of ratios, to be believed ..."""
+FAULTS = (*RATIO_FAULTS, "reward_before_policy", "values_shifted", "bootstrap_on_ended")
+"""... and those that leave no verdict: of ratios, rewards and values it is made."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +64,12 @@ class Recommendation:
     reason: str
 
 
-def verdict(stats: Statistics) -> Verdict:
-    """Compare what the logged returns teach a critic (``V^mu``) with the value of the current policy."""
+def verdict(stats: Statistics, found: Sequence[Finding] = ()) -> Verdict:
+    """Compare what the logged returns teach a critic (``V^mu``) with the value of the current policy.
+
+    Args:
+        found: all findings; a fault of the data among them leaves no verdict.
+    """
     counts = stats.counts
     if not counts.rows_used:
         return Verdict(
@@ -66,14 +83,24 @@ def verdict(stats: Statistics) -> Verdict:
         return Verdict("cannot tell", "Without rewards there is no value to be stale.")
     if counts.identical == counts.compared:
         return Verdict("cannot tell", "mu equals pi at every token, so nothing in these files tells them apart.")
+    faults = _faults(found, FAULTS)
+    if faults:
+        return Verdict("cannot tell", f"Not before this is mended, or known to be harmless: {faults}.")
+    if stats.reward.low == stats.reward.high:
+        return Verdict("cannot tell", "Every response has the same reward, so there is no bias to be seen.")
     if counts.rows_used < MIN_ROWS or stats.clusters < MIN_CLUSTERS:
         return Verdict("cannot tell", f"{counts.rows_used} usable responses to {stats.clusters} prompts are too few.")
-    threshold = MIN_BIAS * stats.reward.sigma
+    return _judged(stats, stats.ratio.response_ess, stats.reward.sigma)
+
+
+def _judged(stats: Statistics, response_ess: float, sigma: float) -> Verdict:
+    """The verdict of files that hold all that it takes; ``sigma`` is the deviation of the reward."""
+    threshold = MIN_BIAS * sigma
     evidence = _bias_evidence(stats)
     if not evidence:
         return Verdict(
             "cannot tell",
-            f"Whole-response weights are worth {stats.ratio.response_ess:.1f} responses, too few for b_hat, and "
+            f"Whole-response weights are worth {response_ess:.1f} responses, too few for b_hat, and "
             "without values no target can be corrected.",
         )
     seen = [(name, e) for name, e in evidence if e.excludes(0, WIDENED) and abs(e.value) > threshold]
@@ -83,11 +110,22 @@ def verdict(stats: Statistics) -> Verdict:
         return Verdict(
             "stale",
             f"A critic fitted to these returns is too {direction}: {found}, at a reward deviation of "
-            f"{stats.reward.sigma:.3g}.{_where(stats)}",
+            f"{sigma:.3g}.{_where(stats)}",
+        )
+    suspect = [f"{name} = {interval(e)}" for name, e in evidence if e.excludes(0) and abs(e.value) > threshold]
+    if suspect:
+        return Verdict(
+            "cannot tell",
+            f"A bias is likely but not proven: {'; '.join(suspect)}, where about three standard errors are asked for. "
+            "More responses would tell.",
         )
     widest = max(max(abs(e.low), abs(e.high)) for _, e in evidence)
     found = "; ".join(f"{name} = {interval(e)}" for name, e in evidence)
     return Verdict("no sign", f"No bias that matters was seen: {found}. One above {widest:.3g} is unlikely.")
+
+
+def _faults(found: Sequence[Finding], names: Sequence[str]) -> str:
+    return ", ".join(f.name for f in found if f.name in names and f.severity != "note")
 
 
 def _bias_evidence(stats: Statistics) -> list[tuple[str, Estimate]]:
@@ -110,12 +148,15 @@ def _where(stats: Statistics) -> str:
     return f" It is largest with {worst.label} policy tokens to come ({shift})."
 
 
-def recommendations(stats: Statistics) -> tuple[Recommendation, ...]:
-    """Window, rho_clip and c_clip, in that order."""
+def recommendations(stats: Statistics, found: Sequence[Finding] = ()) -> tuple[Recommendation, ...]:
+    """Window, rho_clip and c_clip, in that order; none from ratios that a finding says are wrong."""
+    faults = _faults(found, RATIO_FAULTS)
     if stats.ratio is None:
         reason = "needs behavior_logprobs and target_logprobs"
     elif stats.counts.identical == stats.counts.compared:
         reason = "mu equals pi at every token, so every window and clip gives the same target; mend the log-probs first"
+    elif faults:
+        reason = f"the ratios it would rest on are wrong; mend {faults} first and run again"
     else:
         c_clip = _c_clip(stats)
         return _window(stats, c_clip.value or C_GRID[0]), _rho_clip(stats), c_clip

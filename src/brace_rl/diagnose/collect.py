@@ -12,7 +12,7 @@ import torch
 from brace_rl import core
 from brace_rl.diagnose import measures
 from brace_rl.diagnose.chunk import Chunk, collate
-from brace_rl.diagnose.response import NO_VERSION, Floats, Response
+from brace_rl.diagnose.response import NO_VERSION, Bools, Floats, Response
 from brace_rl.diagnose.settings import Settings
 from brace_rl.diagnose.siblings import Siblings
 from brace_rl.diagnose.sums import Sums, cluster_weights
@@ -26,7 +26,7 @@ MIN_LOGPROB = -100.0
 ZERO_RUN = 64
 """Exact zeros in a row that count as a block, where there is no other side to compare with."""
 MIN_HALVES = 8
-"""Policy tokens a response needs before its versions say anything about straddling an update."""
+"""Policy tokens a response needs before its versions say anything about straddling an update, or its ratios of mu."""
 MANY = 100_000
 """Prompts and versions are told apart up to this many."""
 UNMOVED = 1e-5
@@ -47,13 +47,16 @@ class Counts:
         rows, rows_empty, rows_not_finite, rows_unearned: all rows; those without policy tokens; with NaN or infinity at
             a policy token; with a reward before the first policy token. Only the rest is used.
         not_finite: entries by column.
-        impossible: log-probs above 0 or below anything that is ever sampled.
+        positive, impossible: log-probs above 0; below anything that is ever sampled.
         false_zeros: exact zeros in one log-prob that the other contradicts, by column; ``false_zeros_last``: those of
             ``behavior_logprobs`` at the last policy token.
         zero_blocks: tokens in long runs of exact zeros, counted where there is nothing to compare with.
         compared, identical, identical_stale: tokens with both log-probs; those where they are equal; equal and stale.
         unsure_stale, unmoved_stale: stale tokens of which pi was not certain; those where both log-probs are as good as
             equal.
+        rows_stale, rows_unmoved: responses with at least :data:`MIN_HALVES` such tokens; those where both log-probs are
+            exactly equal at every one of them.
+        equal_elsewhere, unsure_elsewhere: in the rest of them, such tokens with exactly equal log-probs, and all.
         fresh, stale, early: tokens of lag 0, above 0, below 0.
         reward_elsewhere: rows with a reward on a non-policy token.
         one_version, several_versions, stamped: responses long enough to tell, by the versions they carry; those with a
@@ -66,6 +69,7 @@ class Counts:
     rows_unearned: int = 0
     tokens: int = 0
     not_finite: dict[str, int] = field(default_factory=dict)
+    positive: int = 0
     impossible: int = 0
     false_zeros: dict[str, int] = field(default_factory=dict)
     false_zeros_last: int = 0
@@ -75,6 +79,10 @@ class Counts:
     identical_stale: int = 0
     unsure_stale: int = 0
     unmoved_stale: int = 0
+    rows_stale: int = 0
+    rows_unmoved: int = 0
+    equal_elsewhere: int = 0
+    unsure_elsewhere: int = 0
     fresh: int = 0
     stale: int = 0
     early: int = 0
@@ -212,7 +220,8 @@ class Collector:
         with np.errstate(invalid="ignore"):
             for x in (mu, pi):
                 if x is not None:
-                    counts.impossible += int((((x > MAX_LOGPROB) | (x < MIN_LOGPROB)) & np.isfinite(x)).sum())
+                    counts.positive += int(((x > MAX_LOGPROB) & np.isfinite(x)).sum())
+                    counts.impossible += int(((x < MIN_LOGPROB) & np.isfinite(x)).sum())
             if mu is not None and pi is not None:
                 self._compare_logprobs(response, mu, pi)
             elif mu is not None or pi is not None:
@@ -235,6 +244,19 @@ class Collector:
             unsure = stale & (pi < SURE)
             counts.unsure_stale += int(unsure.sum())
             counts.unmoved_stale += int((unsure & (np.abs(mu - pi) < UNMOVED)).sum())
+            self._count_unmoved(identical[unsure])
+
+    def _count_unmoved(self, equal: Bools) -> None:
+        """Of one response, the stale tokens of which pi was not certain."""
+        counts = self.counts
+        if len(equal) < MIN_HALVES:
+            return
+        counts.rows_stale += 1
+        if equal.all():
+            counts.rows_unmoved += 1
+        else:
+            counts.equal_elsewhere += int(equal.sum())
+            counts.unsure_elsewhere += len(equal)
 
     def _ratio_sums(self, chunk: Chunk) -> measures.Columns:
         settings = self.settings

@@ -39,8 +39,10 @@ BUILT_IN_MAPS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 """``--map NAME``: the columns of a batch as a framework names them; columns a file lacks are skipped."""
 
-TELLTALES: Mapping[str, str] = MappingProxyType({"rollout_log_probs": "verl"})
-"""Columns that show which built-in map a file needs."""
+TELLTALES: Mapping[str, str] = MappingProxyType(
+    {"rollout_log_probs": "verl", "old_log_probs": "verl", "response_mask": "verl"}
+)
+"""Columns that show which built-in map a file needs: names that it reads and nobody else writes."""
 
 EVERY = "*"
 """Path component that stands for all entries of a list."""
@@ -74,7 +76,8 @@ class ColumnMap:
 
     def roots(self) -> set[str]:
         """Top-level names that any path may start with."""
-        return {*self.paths.values(), *(path.split(".")[0] for path in self.paths.values()), *TELLTALES}
+        of_paths = (path.split(".")[0] for path in self.paths.values())
+        return {*self.paths.values(), *of_paths, *TELLTALES, *TOKEN_NUMBERS}
 
     def find(self, row: Mapping[str, Any], column: str) -> Any:
         """The entry of ``column`` in ``row``; :data:`ABSENT` when it is not there, or null."""

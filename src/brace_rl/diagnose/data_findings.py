@@ -12,6 +12,14 @@ MIN_FALSE_ZEROS = 3
 MIN_STALE = 100
 """Stale tokens that say whether updates move log-probs, and the share that must be unmoved for a finding."""
 UNMOVED_SHARE = 0.9
+MIN_UNMOVED_ROWS = 3
+"""Stale responses with every ratio exactly 1 that are no accident ..."""
+EQUAL_BY_CHANCE = 0.1
+"""... where at most this share of the others' tokens is equal: eight equal ones in a row then are one in 10^8."""
+STANDSTILL = (
+    " Right only where the weights stood still meanwhile (warm-up of the critic, advantages of 0, a tiny learning "
+    "rate); then these tokens are as good as fresh, and nothing can be said about staleness."
+)
 RECORD_MU = (
     "Log the log-probs the engine sampled with, when it samples; do not recompute them with current weights (verl: "
     "rollout.calculate_log_probs = True, and no bypass_mode, which copies them)."
@@ -31,6 +39,8 @@ FULL_LENGTH_SHARE = 0.02
 """Share of responses of exactly the largest length from which on they look cut off ..."""
 FULL_LENGTH_ROWS = 5
 """... and their number."""
+FULL_LENGTH_SHARE_FLAGGED = 0.1
+"""The share where a column says that none was cut, which is believed unless many are."""
 MIN_TRUNCATED_SHARE = 0.01
 
 
@@ -61,17 +71,40 @@ def mu_equals_pi(stats: Statistics) -> Finding | None:
 
 
 def _recomputed(counts: Counts) -> Finding | None:
-    """Stale tokens whose log-probs no update has moved, though fresh ones or a few others differ."""
-    if counts.unsure_stale < MIN_STALE or counts.unmoved_stale < UNMOVED_SHARE * counts.unsure_stale:
+    """Stale tokens, or some stale responses, whose log-probs no update has moved.
+
+    A warning: where no update lies between, nothing is wrong, and the numbers look the same.
+    """
+    if counts.unsure_stale >= MIN_STALE and counts.unmoved_stale >= UNMOVED_SHARE * counts.unsure_stale:
+        which = "stale tokens"
+        evidence = (
+            f"{counts.unmoved_stale} of {counts.unsure_stale} stale tokens of which the policy was not certain differ "
+            f"by less than {UNMOVED:g}"
+        )
+    elif (
+        counts.rows_unmoved >= MIN_UNMOVED_ROWS
+        and counts.unsure_elsewhere >= MIN_STALE
+        and counts.equal_elsewhere <= EQUAL_BY_CHANCE * counts.unsure_elsewhere
+    ):
+        which = "some stale responses"
+        evidence = (
+            f"in {counts.rows_unmoved} of {counts.rows_stale} responses with stale tokens all of these are equal to "
+            f"the last digit, in the others {counts.equal_elsewhere} of {counts.unsure_elsewhere}"
+        )
+    else:
         return None
     return Finding(
         "mu_equals_pi",
-        "error",
-        "behavior_logprobs of stale tokens equal target_logprobs but for rounding, as if no update lay between them.",
-        f"{counts.unmoved_stale} of {counts.unsure_stale} stale tokens of which the policy was not certain differ by "
-        f"less than {UNMOVED:g}.",
-        RECORD_MU,
-        {"unmoved_stale": counts.unmoved_stale, "unsure_stale": counts.unsure_stale},
+        "warning",
+        f"behavior_logprobs of {which} equal target_logprobs, as if no update lay between them.",
+        evidence + ".",
+        RECORD_MU + STANDSTILL,
+        {
+            "unmoved_stale": counts.unmoved_stale,
+            "unsure_stale": counts.unsure_stale,
+            "rows_unmoved": counts.rows_unmoved,
+            "rows_stale": counts.rows_stale,
+        },
     )
 
 
@@ -105,7 +138,7 @@ def placeholder_logprobs(stats: Statistics) -> Finding | None:
     if false.get("behavior_logprobs"):
         parts.append(f"{counts.false_zeros_last} of them at the end of a response")
     if counts.impossible:
-        parts.append(f"{counts.impossible} log-probs are above 0 or below anything that is ever sampled")
+        parts.append(f"{counts.impossible} log-probs are below anything that is ever sampled")
     if counts.zero_blocks:
         parts.append(f"{counts.zero_blocks} tokens stand in long runs of exact zeros")
     return Finding(
@@ -123,6 +156,21 @@ def placeholder_logprobs(stats: Statistics) -> Finding | None:
     )
 
 
+def positive_logprobs(stats: Statistics) -> Finding | None:
+    """Log-probs of no probability: placeholders, or true ones that something was added to."""
+    count = stats.counts.positive
+    if not count:
+        return None
+    return Finding(
+        "positive_logprobs",
+        "error",
+        "Some log-probs are above 0, which no probability has.",
+        f"{count} log-probs at {stats.counts.tokens} policy tokens.",
+        "Store log-probs as they come out of a log-softmax: no placeholder, no factor, no noise, enough digits.",
+        {"positive": count},
+    )
+
+
 def reward_before_policy(stats: Statistics) -> Finding | None:
     """A reward that no action earned."""
     rows = stats.counts.rows_unearned
@@ -132,7 +180,8 @@ def reward_before_policy(stats: Statistics) -> Finding | None:
         "reward_before_policy",
         "error",
         "A reward stands before the first policy token, where no action has earned it.",
-        f"{rows} of {stats.counts.rows} responses; they are left out of every figure.",
+        f"{rows} of {stats.counts.rows} responses; they are left out of every figure. Where others have a 0 there, "
+        "those left out are chosen by their reward, and the figures are of a selection.",
         "Put it on the policy token that earned it. If all rows are affected, rewards or policy_mask is shifted.",
         {"rows": rows},
     )
@@ -153,23 +202,20 @@ def reward_on_non_policy_token(stats: Statistics) -> Finding | None:
     )
 
 
-def _shift_by_siblings(critic: CriticFigures) -> tuple[int, bool]:
-    """Shift of ``values`` (0: none seen) and whether it is certain, from responses to the same prompts.
+def _shift_by_siblings(critic: CriticFigures) -> int:
+    """Shift of ``values`` from responses to the same prompts; 0: none seen.
 
-    Certain needs pairs that share a policy token at which V agrees: where it does not, the critics differ, and V at the
-    next token differs for that reason.
+    V before the first token that differs tells of a shift only where V agrees at the token before it: where it does
+    not, the critics differ, and where few pairs share a token nothing says that they do not.
     """
     if critic.sibling_pairs < MIN_PAIRS:
-        return 0, False
+        return 0
     first, second, third = critic.sibling_differences
     worth = MIN_SPREAD * critic.spread
     if first > worth and first > SIBLINGS_DIFFER * second:
         tested = critic.sibling_earlier_pairs >= MIN_PAIRS
-        agree = critic.sibling_earlier_difference <= SIBLINGS_DIFFER * first
-        return (1, tested) if agree or not tested else (0, False)
-    if third > worth and max(first, second) < SIBLINGS_AGREE * third:
-        return -1, True
-    return 0, False
+        return 1 if tested and critic.sibling_earlier_difference <= SIBLINGS_DIFFER * first else 0
+    return -1 if third > worth and max(first, second) < SIBLINGS_AGREE * third else 0
 
 
 def values_shifted(stats: Statistics) -> Finding | None:
@@ -179,7 +225,7 @@ def values_shifted(stats: Statistics) -> Finding | None:
         return None
     parts: list[str] = []
     numbers: dict[str, float] = {}
-    shift, certain = _shift_by_siblings(critic)
+    by_siblings = shift = _shift_by_siblings(critic)
     if shift:
         first, second, third = critic.sibling_differences
         earlier = critic.sibling_earlier_difference
@@ -207,7 +253,7 @@ def values_shifted(stats: Statistics) -> Finding | None:
     which = "after token t" if shift > 0 else "before token t - 1"
     return Finding(
         "values_shifted",
-        "error" if certain else "warning",
+        "error" if by_siblings else "warning",
         f"values look shifted by one: entry t seems to be V {which}, not V before token t.",
         "; ".join(parts) + ".",
         "V before token t is the critic's output at the position before it; shift the column, and check policy_mask "
@@ -219,33 +265,41 @@ def values_shifted(stats: Statistics) -> Finding | None:
 def truncation_as_termination(stats: Statistics) -> Finding | None:
     """Cut-off responses are valued as if they had ended."""
     counts = stats.counts
+    if not counts.truncated:
+        return _full_length(stats)
     rows, cut = counts.rows_used, counts.truncated_without_bootstrap
-    if "truncated" in stats.columns:
-        if not rows or cut < max(1, MIN_TRUNCATED_SHARE * rows):
-            return None
-        rewards = "" if stats.reward is None else f"; their mean reward is {stats.reward.truncated:.3g}"
-        rewards += f", of all {stats.reward.under_mu.value:.3g}" if stats.reward is not None else ""
-        if stats.reward is not None and stats.critic is not None:
-            rewards += f", and V before their last token {stats.reward.truncated_last:.3g}"
-        return Finding(
-            "truncation_as_termination",
-            "warning",
-            "Responses cut at the length limit carry no bootstrap value, so they count as ended with what they got.",
-            f"{cut} of {rows} responses ({cut / rows:.1%}){rewards}.",
-            "If running out of length should count as failure, nothing is wrong. Otherwise bootstrap from the critic "
-            "(algorithm.bootstrap_truncated = true, or a bootstrap column), or raise the length limit.",
-            {"rows": cut, "share": cut / rows},
-        )
-    full = counts.at_longest
-    if counts.shortest == counts.longest or full < max(FULL_LENGTH_ROWS, FULL_LENGTH_SHARE * counts.rows):
+    if cut < max(1, MIN_TRUNCATED_SHARE * rows):
         return None
+    rewards = "" if stats.reward is None else f"; their mean reward is {stats.reward.truncated:.3g}"
+    rewards += f", of all {stats.reward.under_mu.value:.3g}" if stats.reward is not None else ""
+    if stats.reward is not None and stats.critic is not None:
+        rewards += f", and V before their last token {stats.reward.truncated_last:.3g}"
+    return Finding(
+        "truncation_as_termination",
+        "warning",
+        "Responses cut at the length limit carry no bootstrap value, so they count as ended with what they got.",
+        f"{cut} of {rows} responses ({cut / rows:.1%}){rewards}.",
+        "If running out of length should count as failure, nothing is wrong. Otherwise bootstrap from the critic "
+        "(algorithm.bootstrap_truncated = true, or a bootstrap column), or raise the length limit.",
+        {"rows": cut, "share": cut / rows},
+    )
+
+
+def _full_length(stats: Statistics) -> Finding | None:
+    """Many responses of exactly the largest length, none of which is said to be cut."""
+    counts, flagged = stats.counts, "truncated" in stats.columns
+    share = FULL_LENGTH_SHARE_FLAGGED if flagged else FULL_LENGTH_SHARE
+    if counts.shortest == counts.longest or counts.at_longest < max(FULL_LENGTH_ROWS, share * counts.rows):
+        return None
+    says = "the truncated column is false in every row" if flagged else "no truncated column says so"
     return Finding(
         "truncation_as_termination",
         "note",
-        "Many responses have exactly the largest length and look cut off, but no truncated column says so.",
-        f"{full} of {counts.rows} responses have {counts.longest} tokens.",
-        "Log whether a response was cut, and bootstrap those that were unless the cut should count as failure.",
-        {"rows": full, "length": counts.longest},
+        f"Many responses have exactly the largest length and look cut off, but {says}.",
+        f"{counts.at_longest} of {counts.rows} responses have {counts.longest} tokens.",
+        "If the task itself ends there, nothing is wrong. Otherwise log whether a response was cut, and bootstrap "
+        "those that were unless the cut should count as failure.",
+        {"rows": counts.at_longest, "length": counts.longest},
     )
 
 

@@ -89,12 +89,13 @@ def diagnose(
     for chunk in chunks(_all_responses(files, names, progress)):
         collector.add(chunk)
     stats = statistics_of(collector)
+    found = findings(stats)
     return Diagnosis(
         files=tuple(str(path) for path in files),
         statistics=stats,
-        verdict=verdict(stats),
-        findings=findings(stats),
-        recommendations=recommendations(stats),
+        verdict=verdict(stats, found),
+        findings=found,
+        recommendations=recommendations(stats, found),
         missing=missing_figures(stats.columns),
     )
 

@@ -69,12 +69,15 @@ def ratio_sums(chunk: Chunk, settings: Settings) -> Columns:
         # Only tokens of lag 0 tell temperature from training; without versions all tokens stand in.
         for name, which in (("all", mask), ("fresh", mask & (chunk.lags == 0))):
             part = _sum_over(which)
+            product = part(mu * pi)
             sums |= {
                 f"temper/{name}/n": part(torch.ones_like(mu)),
                 f"temper/{name}/x": part(mu),
                 f"temper/{name}/xx": part(mu.square()),
                 f"temper/{name}/y": part(pi),
-                f"temper/{name}/xy": part(mu * pi),
+                f"temper/{name}/yy": part(pi.square()),
+                f"temper/{name}/xy": product,
+                f"temper/{name}/yx": product,
             }
     return sums
 

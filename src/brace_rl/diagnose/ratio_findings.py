@@ -7,6 +7,7 @@ import math
 from brace_rl.diagnose.advice import MIN_CLUSTERS, MIN_RESPONSE_ESS, MIN_ROWS, interval, verdict
 from brace_rl.diagnose.finding import Finding, Severity
 from brace_rl.diagnose.statistics import EXPECTATION, Statistics
+from brace_rl.diagnose.sums import Estimate
 
 MAX_EXPONENT = 700.0
 """``exp`` of more is no float."""
@@ -15,8 +16,14 @@ FACTOR_FRESH, FACTOR_STALE = 0.002, 0.01
 """How far the mean ratio may be from 1: over tokens of lag 0, and over all."""
 MAX_SIGMA = 0.5
 """Above this deviation of log w a mean ratio rests on few tokens and proves nothing."""
+NOISE_RAISES = 1.0
+"""Largest excess of a mean ratio over 1, in variances of log w, that is put down to noise: half is what it makes of
+even noise, and as much again is left for its tails."""
 TEMPER_FRESH, TEMPER_STALE = 0.02, 0.15
 """How far the slope of log pi on log mu may be from 1; training itself moves it a little."""
+MIRRORED = 0.5
+"""How far the slope of log mu on log pi must be off 1 to the other side, in logarithms, as a share of the first slope:
+1 for a temperature, 0 for noise in mu, in between for both."""
 MISMATCH_SIGMA = 0.1
 """Deviation of log w at lag 0 that passes for numerical precision."""
 ROUNDING_DRIFT = 1e-3
@@ -25,7 +32,9 @@ MIN_STAMPED = 30
 HALVES = 1.2
 """How much wider early ratios must be than late ones before a response seems to straddle an update."""
 LONG_WINDOW = 20
-"""Window from which on lambda below 1 is worth a warning; as in a recipe."""
+"""Window from which on lambda below 1 is worth a warning; as in a recipe ..."""
+LEAST_LEFT = 0.5
+"""... where it leaves less weight than this."""
 LOW_ESS = 0.1
 LOW_EXPLAINED = 0.0
 HIGH_WEIGHT = 100.0
@@ -42,47 +51,67 @@ def _too_few(stats: Statistics) -> bool:
 
 
 def systematic_factor(stats: Statistics) -> Finding | None:
-    """The mean ratio is not 1, which no amount of staleness can do."""
+    """The mean ratio is not 1, which no amount of staleness can do; noise in recorded log-probs raises it."""
     ratio, fresh = stats.ratio, stats.fresh
     if ratio is None:
         return None
     if fresh is not None and fresh.tokens >= MIN_FRESH_TOKENS:
-        mean, sigma, allowed, which = fresh.mean, fresh.log_sigma, FACTOR_FRESH, "tokens of lag 0"
+        mean, sigma, allowed, which = fresh.mean, fresh.log_sigma.value, FACTOR_FRESH, "tokens of lag 0"
     else:
-        mean, sigma, allowed, which = ratio.mean, ratio.log_sigma, FACTOR_STALE, "all tokens"
-    if not mean.excludes(1) or abs(mean.value - 1) <= allowed or sigma.value > MAX_SIGMA:
+        mean, sigma, allowed, which = ratio.mean, ratio.log_sigma.value, FACTOR_STALE, "all tokens"
+    if not mean.excludes(1) or abs(mean.value - 1) <= allowed or sigma > MAX_SIGMA:
         return None
+    is_noise = 0 < mean.value - 1 <= NOISE_RAISES * sigma**2
     weight = math.exp(min(MAX_EXPONENT, math.log(mean.value) * stats.settings.window)) if mean.value > 0 else 0.0
+    over = Estimate(mean.value - 1, mean.low - 1, mean.high - 1)
+    evidence = (
+        f"mean pi/mu over {which}, less 1, is {interval(over)}, where it must be 0 whatever the staleness; over a "
+        f"window of {stats.settings.window} such a factor multiplies to {weight:.2g}"
+    )
+    numbers = {"mean_ratio": mean.value, "low": mean.low, "high": mean.high, "over_window": weight}
+    if is_noise:
+        return Finding(
+            "systematic_factor",
+            _severity("warning", stats),
+            "Ratios are too large on average, by as much as noise in the recorded log-probs makes them.",
+            f"{evidence}; noise alone raises it by half the variance of log pi/mu, {sigma**2 / 2:.3g}.",
+            "Record the log-probs that tokens were really sampled with, to full precision. If they are, mu lacks a "
+            "renormalisation or comes from other weights than it says.",
+            numbers,
+        )
     return Finding(
         "systematic_factor",
         _severity("error", stats),
         "Ratios carry a systematic factor: mu and pi are not log-probs of the same kind of distribution.",
-        f"mean pi/mu over {which} is {interval(mean)}, where it must be 1 whatever the staleness; over a window of "
-        f"{stats.settings.window} such a factor multiplies to {weight:.2g}.",
+        f"{evidence}.",
         "Below 1: mu was renormalised over a top-p or top-k set and pi was not; score pi over the same set, or sample "
         "with top_p = 1. Above 1: mu lacks a renormalisation or comes from other weights than it says. Either way log "
         "mu after all sampling filters, and give pi the same ones.",
-        {"mean_ratio": mean.value, "low": mean.low, "high": mean.high, "over_window": weight},
+        numbers,
     )
 
 
 def temperature(stats: Statistics) -> Finding | None:
-    """One side is hotter than the other."""
+    """One side is hotter than the other: then one slope is above 1 and the other below. Noise lowers both."""
     if stats.ratio is None:
         return None
-    slope, fresh = stats.ratio.temper, stats.ratio.temper_on_fresh
+    slope, back, fresh = stats.ratio.temper, stats.ratio.temper_back, stats.ratio.temper_on_fresh
     allowed = TEMPER_FRESH if fresh else TEMPER_STALE
-    if not slope.excludes(1) or abs(slope.value - 1) <= allowed:
+    if not slope.excludes(1) or abs(slope.value - 1) <= allowed or min(slope.value, back.value) <= 0:
+        return None
+    mirrored = -math.log(back.value) / math.log(slope.value)
+    if not back.excludes(1) or mirrored < MIRRORED:
         return None
     return Finding(
         "temperature",
         _severity("error" if fresh else "warning", stats),
         "mu and pi look like log-probs at different temperatures.",
         f"the slope of log pi on log mu over {'tokens of lag 0' if fresh else 'all tokens'} is {interval(slope)}, "
-        f"which is about what tokens sampled at temperature {slope.value:.2g} of pi's would give; it should be 1.",
+        f"which is about what tokens sampled at temperature {slope.value:.2g} of pi's would give, and the slope of log "
+        f"mu on log pi {interval(back)}; both should be 1.",
         "Divide the trainer's logits by the sampling temperature before its log-softmax, or log mu at the temperature "
         "that pi is scored at.",
-        {"slope": slope.value, "low": slope.low, "high": slope.high},
+        {"slope": slope.value, "low": slope.low, "high": slope.high, "slope_back": back.value},
     )
 
 
@@ -170,11 +199,13 @@ def lambda_with_long_window(stats: Statistics) -> Finding | None:
     if settings.lam >= 1 or settings.window < LONG_WINDOW:
         return None
     left = settings.lam**settings.window
-    half = max(1, int(math.log(0.5) / math.log(settings.lam)))
+    if left >= LEAST_LEFT:
+        return None
+    half = max(1, int(math.log(LEAST_LEFT) / math.log(settings.lam)))
     return Finding(
         "lambda_with_long_window",
         "warning",
-        "lambda below 1 with a long window: the realised return hardly reaches the target.",
+        "lambda below 1 with a long window: little of the realised return reaches the target.",
         f"lambda = {settings.lam:g} to the power of the window, {settings.window}, leaves {left:.2g}.",
         f"Use lambda = 1, or a window of at most {half}, which leaves half the weight.",
         {"lam": settings.lam, "window": settings.window, "left": left},

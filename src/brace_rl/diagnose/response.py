@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from brace_rl.diagnose.columns import ABSENT, RESPONSE_COLUMNS, TELLTALES, TOKEN_COLUMNS, TOKEN_NUMBERS, ColumnMap
+from brace_rl.diagnose.columns import (
+    ABSENT,
+    BUILT_IN_MAPS,
+    RESPONSE_COLUMNS,
+    TELLTALES,
+    TOKEN_COLUMNS,
+    TOKEN_NUMBERS,
+    ColumnMap,
+)
 from brace_rl.errors import DataError
 
 Floats = npt.NDArray[np.float64]
@@ -89,12 +97,7 @@ def response_from_row(row: Mapping[str, Any], names: ColumnMap, where: str) -> R
             have = ", ".join(sorted(map(str, row))) or "none"
             raise RowError(f"{where}: {names.label(name)}: not there; columns of the row: {have}")
     present = [name for name in TOKEN_NUMBERS if name in found]
-    for telltale, built_in in TELLTALES.items():
-        if telltale in row and "behavior_logprobs" not in found:
-            raise RowError(
-                f"{where}: behavior_logprobs: not there, but {telltale} is: these are {built_in}'s names, so add "
-                f"--map {built_in}"
-            )
+    _check_names(row, names, found, where)
     if not present:
         raise RowError(_nothing_to_read(row, where))
     check = _Checks(where, names)
@@ -125,6 +128,22 @@ def response_from_row(row: Mapping[str, Any], names: ColumnMap, where: str) -> R
         bootstrap=check.number("bootstrap", found["bootstrap"]) if "bootstrap" in found else 0.0,
         **arrays,
     )
+
+
+def _check_names(row: Mapping[str, Any], names: ColumnMap, found: Mapping[str, Any], where: str) -> None:
+    """Refuse a row in which columns go unread because the names of another layout were asked for."""
+    for telltale, built_in in TELLTALES.items():
+        ours = next(name for name, theirs in BUILT_IN_MAPS[built_in].items() if theirs == telltale)
+        if row.get(telltale) is not None and ours not in found and telltale not in names.paths.values():
+            raise RowError(
+                f"{where}: {ours}: not there, but {telltale} is, as {built_in} calls it; add --map {built_in}, or "
+                f"--map {ours}={telltale}"
+            )
+    for name in TOKEN_NUMBERS:
+        if row.get(name) is not None and name not in found:
+            raise RowError(
+                f"{where}: {names.label(name)}: not there, but {name} itself is; leave out the --map that renames it"
+            )
 
 
 def _nothing_to_read(row: Mapping[str, Any], where: str) -> str:

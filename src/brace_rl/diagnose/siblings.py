@@ -20,8 +20,9 @@ class Siblings:
     Up to that token they share a state, so V before it agrees; V after it need not.
 
     Attributes:
-        pairs: compared.
-        differences: summed ``|V - V'|`` at that token and at the next two policy tokens.
+        pairs: compared; the token where they differ and the next two must be policy tokens, because entries beside tool
+            output are moved by a shift of the column in a way of their own.
+        differences: summed ``|V - V'|`` at these three.
         earlier_pairs: pairs with a policy token before the one where they differ.
         earlier_difference: summed ``|V - V'|`` at the last of these. Where it is not small, the critics themselves
             differ, and nothing can be said about a shift.
@@ -48,11 +49,11 @@ class Siblings:
         if not len(differs):
             return
         place = int(differs[0])
-        at, at_other = (np.flatnonzero(mask[place:])[:3] + place for mask in (mine[1], other[1]))
-        if not len(at) == len(at_other) == 3 or not at[0] == at_other[0] == place:
+        at = slice(place, place + 3)
+        if place + 3 > shorter or not (mine[1][at] & other[1][at]).all():
             return
         self.pairs += 1
-        self.differences += np.abs(mine[2][at] - other[2][at_other])
+        self.differences += np.abs(mine[2][at] - other[2][at])
         shared = np.flatnonzero(mine[1][:place] & other[1][:place])
         if len(shared):
             self.earlier_pairs += 1

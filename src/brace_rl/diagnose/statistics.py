@@ -90,8 +90,8 @@ class RatioFigures:
         drift, sigma: ``m`` and sigma (Eq. 13) at the settings' c_clip.
         drift_by_clip: m at every compared c_clip.
         cut_by_clip: share of pi's mass that a rho_clip cuts off, ``1 - E[min(rho_clip, w)] / E[w]``.
-        temper: slope of log pi on log mu: about the temperature by which one side is hotter; over tokens of lag 0 where
-            there are any.
+        temper, temper_back: slope of log pi on log mu, about the temperature by which one side is hotter, and of log mu
+            on log pi; over tokens of lag 0 where there are any.
         temper_on_fresh: whether those were tokens of lag 0.
         response_ess: effective number of responses of the whole-response weights.
         halves: width of log w in the early half of responses over that in the late half, relative to their surprise.
@@ -107,6 +107,7 @@ class RatioFigures:
     drift_by_clip: Mapping[float, float]
     cut_by_clip: Mapping[float, float]
     temper: Estimate
+    temper_back: Estimate
     temper_on_fresh: bool
     response_ess: float
     halves: Estimate
@@ -249,6 +250,7 @@ def _ratio(collector: Collector) -> RatioFigures:
             clip: 1 - _ratio_of(sums.value(f"rho/{clip}"), sums.value("ratio/w")) for clip in measures.RHO_GRID
         },
         temper=sums.estimate(slope(which, "x", "y")),
+        temper_back=sums.estimate(slope(which, "y", "x")),
         temper_on_fresh=fresh,
         response_ess=_ratio_of(sums.value("is/w") ** 2, sums.value("is/ww")),
         halves=sums.estimate(_halves),

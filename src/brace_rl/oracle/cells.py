@@ -56,7 +56,7 @@ class CellStore:
 
     Args:
         folder: made when the first cell is finished.
-        on_cell: called with a cell's row and whether it was already there.
+        on_cell: called with a cell's task, its row and whether it was already there.
         on_step: called after every trainer step of a cell that is run.
     """
 
@@ -64,7 +64,7 @@ class CellStore:
         self,
         folder: Path,
         *,
-        on_cell: Callable[[Row, bool], None] | None = None,
+        on_cell: Callable[[Preset, Row, bool], None] | None = None,
         on_step: Callable[[int], None] | None = None,
     ) -> None:
         self._folder, self._on_cell, self._on_step = folder, on_cell, on_step
@@ -84,7 +84,7 @@ class CellStore:
             row = curve_row(learn(preset, method, config, on_step=self._on_step))
             write_json_atomic(path, {"settings": settings, "row": row})
         if self._on_cell is not None:
-            self._on_cell(row, is_old)
+            self._on_cell(preset, row, is_old)
         return row
 
 

@@ -40,6 +40,7 @@ class _Request:
 
     preset: Preset
     options: dict[str, float]
+    clips: dict[str, float]
     methods: list[Method]
     map_methods: list[Method]
     lags: list[int]
@@ -101,6 +102,7 @@ def _request(preset: str, out: Path, given: dict[str, Any]) -> _Request:
     return _Request(
         preset=task,
         options=options,
+        clips=clips,
         methods=[parse_method(name, **clips) for name in given["methods"].split(",")],
         map_methods=[parse_method(name, **clips) for name in given["map_methods"].split(",")],
         lags=lags,
@@ -129,7 +131,7 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
 
 
 def _exact(request: _Request, console: Console) -> None:
-    result = study(request.preset, request.methods, lag=request.lag, seed=request.config.seed)
+    result = study(request.preset, request.methods, lag=request.lag, seed=request.config.seed, **request.clips)
     write_json_atomic(request.out / "exact.json", result)
     tables.write_study_tables(result, request.out)
     draw.draw_study(result, request.out)
@@ -139,12 +141,12 @@ def _exact(request: _Request, console: Console) -> None:
 
 def _study_lines(result: dict[str, Any]) -> list[str]:
     """Headline, the targets' errors and the offset bound, as text."""
-    ratios, values, offset = result["ratios"], result["values"], result["offset"]
+    ratios, values, offset, clips = (result[name] for name in ("ratios", "values", "offset", "clips"))
     headline = (
         f"{result['preset']}, {result['horizon']} tokens, lag {result['lag']}: at the start "
-        f"V^pi {values['pi'][0]:.4f}, V^mu {values['mu'][0]:.4f}, V^pi_rho {values['pi_rho'][0]:.4f}; "
-        f"drift m {ratios['mean']:+.2e}, sigma {ratios['deviation']:.3f}, "
-        f"largest E[w] {ratios['largest_mean_ratio']:.4f}"
+        f"V^pi {values['pi'][0]:.4f}, V^mu {values['mu'][0]:.4f}, V^pi_rho {values['pi_rho'][0]:.4f} "
+        f"(rho_clip {clips['rho']:g}); drift m {ratios['mean']:+.2e} (c_clip {clips['c']:g}), "
+        f"sigma {ratios['deviation']:.3f}, largest E[w] {ratios['largest_mean_ratio']:.4f}"
     )
     fixed = {row["method"]: row["values"][0] for row in result["fixed_points"]}
     targets = [
@@ -229,15 +231,16 @@ def _map(request: _Request, console: Console) -> None:
 def _sweep(request: _Request, console: Console, cells: int) -> Iterator[CellStore]:
     """Cells that are kept as they finish, a bar that moves with every step and a line for every cell."""
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("learning", total=cells * request.config.steps)
+        bar = progress.add_task("learning", total=cells * request.config.steps)
         done, run, spent = 0, 0, 0.0
 
-        def report(row: Row, is_old: bool) -> None:
+        def report(task: Preset, row: Row, is_old: bool) -> None:
             nonlocal done, run, spent
             done += 1
-            line = f"[{done}/{cells}] S = {row['lag']}, {row['method']}: area {mean_of(row['area']):.3f}"
+            where = f"{task.mdp.horizon} tokens, noise {task.engine.noise:g}, S = {row['lag']}, {row['method']}"
+            line = f"[{done}/{cells}] {where}: area {mean_of(row['area']):.3f}"
             if is_old:
-                progress.advance(task, request.config.steps)
+                progress.advance(bar, request.config.steps)
                 _print(progress.console, f"{line}, from an earlier run")
                 return
             run += 1
@@ -245,7 +248,7 @@ def _sweep(request: _Request, console: Console, cells: int) -> Iterator[CellStor
             left = timedelta(seconds=round((cells - done) * spent / run))
             _print(progress.console, f"{line}, {row['seconds']:.1f} s, about {left} left")
 
-        yield CellStore(request.out / FOLDER, on_cell=report, on_step=lambda _: progress.advance(task))
+        yield CellStore(request.out / FOLDER, on_cell=report, on_step=lambda _: progress.advance(bar))
 
 
 def _print(console: Console, text: str) -> None:

@@ -36,17 +36,27 @@ class _Truth:
     sample: Sample
 
 
-def study(preset: Preset, methods: Sequence[Method], *, lag: int, seed: int = 0) -> dict[str, Any]:
+def study(
+    preset: Preset,
+    methods: Sequence[Method],
+    *,
+    lag: int,
+    seed: int = 0,
+    rho_clip: float = Method.rho_clip,
+    c_clip: float = Method.c_clip,
+) -> dict[str, Any]:
     """Everything `brace oracle` says without learning.
 
     Args:
         lag: trainer steps between the policy that wrote the tokens and the one that is judged.
         seed: of the pair, and of the responses drawn for the targets that have to be sampled.
+        rho_clip, c_clip: of ``V^{pi_rho}``, the drift and the offset; every method has its own.
 
     Returns:
-        "preset", "horizon", "lag"; "ratios" (drift per c_clip, largest E[w]); "values" by position; "targets", a list
-        with method, critic, source, and bias, spread and rmse by position against V^pi; "fixed_points", a list with
-        method, source and values by position; "offset", theta, bound and measured for k from 0 to H.
+        "preset", "horizon", "lag"; "clips" (rho and c); "ratios" (drift per c_clip, largest E[w]); "values" by
+        position; "targets", a list with method, critic, source, and bias, spread and rmse by position against V^pi;
+        "fixed_points", a list with method, source and values by position; "offset", theta, bound and measured for k
+        from 0 to H.
     """
     mdp, policies = preset.mdp, stale_policies(preset, lag, seed=seed)
     paths = min(SAMPLED_RESPONSES, SAMPLED_TOKENS // mdp.horizon)
@@ -58,7 +68,7 @@ def study(preset: Preset, methods: Sequence[Method], *, lag: int, seed: int = 0)
         v_mu=policy_values(mdp, policies.sampler),
         sample=draw_sample(mdp, policies, paths=paths, seed=seed),
     )
-    brace = Method("brace", 100)
+    brace = Method("brace", 100, rho_clip=rho_clip, c_clip=c_clip)
     found = {method: _fixed_point(truth, method) for method in methods}
     return {
         "preset": preset.name,
@@ -66,6 +76,7 @@ def study(preset: Preset, methods: Sequence[Method], *, lag: int, seed: int = 0)
         "states": mdp.states,
         "lag": lag,
         "seed": seed,
+        "clips": {"rho": rho_clip, "c": c_clip},
         "ratios": drift(mdp, policies, c_clip=brace.c_clip)._asdict(),
         "values": {
             "pi": _by_position(truth, truth.v_pi),

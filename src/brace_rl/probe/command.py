@@ -106,7 +106,7 @@ def _show(probe: Probe) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar per phase on standard error where that is a terminal, else a line as each phase ends."""
+    """A bar per phase on standard error where that is a terminal, else a line as each phase begins and ends."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -118,6 +118,8 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         def report(what: str, finished: int, total: int) -> None:
             if what not in phases:
                 phases[what] = bar.add_task(what, total=total)
+                if not console.is_terminal:
+                    click.echo(f"{what}: {total} to do", err=True)
             bar.update(phases[what], completed=finished)
             if finished == total and not console.is_terminal:
                 click.echo(f"{what}: {finished} of {total}", err=True)

@@ -63,6 +63,10 @@ def _bias(overall: Group) -> str:
         more = "more" if b.estimate.value > 0 else "less"
         return f"Staleness: pi earns {more} than mu from the same states, b = {_told(b.estimate)}."
     largest = max(abs(b.estimate.low), abs(b.estimate.high))
+    if largest == 0:
+        return (
+            "Staleness: V^pi and V^mu cannot be told apart, because nothing varied; how large b could be is not known."
+        )
     return (
         f"Staleness: V^pi and V^mu cannot be told apart, b = {_told(b.estimate)}; a bias of up to {largest:.3g} could "
         "hide in this."

@@ -91,3 +91,17 @@ def parse_positions(text: str) -> Positions:
         wanted = "at least 0 and below 1, shares of the response" if are_shares else "at least 0"
         raise DataError(f"--at: {wrong[0]:g} is out of range; positions must be {wanted}")
     return Positions(tuple(sorted(set(places))), are_shares)
+
+
+def check_reachable(positions: Positions, max_response_tokens: int) -> None:
+    """Refuse, before anything is sampled, a number of tokens that no response can have.
+
+    Raises:
+        DataError: names the position and the limit.
+    """
+    beyond = [place for place in positions.places if not positions.are_shares and place >= max_response_tokens]
+    if beyond:
+        raise DataError(
+            f"--at: no response has a policy token {beyond[0]:.0f} (counted from 0): rollout.max_response_tokens is "
+            f"{max_response_tokens}"
+        )

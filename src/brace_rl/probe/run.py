@@ -16,7 +16,7 @@ from brace_rl.probe.checkpoints import check_format, choose_pair, load_critic
 from brace_rl.probe.continuations import Continuations, play_on
 from brace_rl.probe.estimate import Floats, Group, Measured, Sample, by_position
 from brace_rl.probe.notes import notes
-from brace_rl.probe.options import FEWEST_CONTINUATIONS, Options
+from brace_rl.probe.options import FEWEST_CONTINUATIONS, Options, check_reachable
 from brace_rl.probe.prefixes import logged_responses, sample_responses
 from brace_rl.probe.replay import check_replay
 from brace_rl.probe.states import Response, State, Turns, cut_responses
@@ -118,6 +118,7 @@ def probe_run(run_dir: Path, options: Options, report: Report = lambda what, fin
         check_format(checkpoint)
     device = resolve_device(options.device or config.model.device)
     critic = load_critic(pair.target, device)  # before minutes of sampling, for it may not be there
+    check_reachable(options.positions, config.rollout.max_response_tokens)
     task = build_task(config.task, config.warm_start, config.run.seed)
     tokenizer = load_tokenizer(pair.target / "actor")
     logged = None
@@ -163,6 +164,7 @@ def measure_parts(parts: Parts, options: Options, report: Report = lambda what, 
     responses = parts.logged
     if responses is None:
         prompts = min(options.prompts, len(task.eval_problems()))
+        report("prefixes under mu", 0, prompts)
         responses = sample_responses(
             prompts,
             engine=_engine(actor, parts),
@@ -177,6 +179,7 @@ def measure_parts(parts: Parts, options: Options, report: Report = lambda what, 
     check_replay([responses[i] for i in sorted(entered)], task=task, tokenizer=tokenizer, config=config)
 
     def continuations(actor: PreTrainedModel, what: str) -> Continuations:
+        report(what, 0, len(states))
         return play_on(
             states,
             engine=_engine(actor, parts),
