@@ -54,7 +54,7 @@ def weights(module):
 
 @pytest.mark.parametrize("method", [*METHODS, *(f"brace+{rule}" for rule in RULE_OPTIONS)])
 def test_every_method_takes_a_step_with_finite_figures(method):
-    config = config_of(method)
+    config = config_of(method, optim={"critic_warmup_steps": 1})
     learner = free_learner(config) if config.algorithm.value_target == "none" else make_learner(config)
     start = weights(learner.actor)
     figures = [learner.update(nearly_on_policy(grouped_batch(), learner)) for _ in range(2)][-1]
@@ -236,7 +236,7 @@ def test_length_adaptive_lambda_is_that_of_each_response():
     batch = random_batch()
     learner = make_learner(tiny_config())
     before = learner.evaluate(batch)
-    config = config_of("vapo", algorithm={})
+    config = config_of("vapo", algorithm={}, optim={"critic_warmup_steps": 1})
     alpha = config.algorithm.policy_lam_alpha
     actual = estimates(config.algorithm, batch, before).advantages
     for row in range(len(batch)):
@@ -301,6 +301,19 @@ def test_learning_rates_shrink_with_staleness_and_with_the_effective_sample():
     assert figures["actor/lr"] == pytest.approx(1e-2 / 4 * math.sqrt(figures["ratio/ess"]), rel=1e-6)
     assert figures["actor/lr_total"] == figures["actor/lr"]
     assert figures["actor/staleness_lr"] == pytest.approx(figures["actor/lr"] * figures["staleness/mean"])
+
+
+def test_the_sum_of_learning_rates_is_over_optimiser_steps():
+    figures = make_learner(tiny_config(optim={"minibatches": 3})).update(random_batch())
+    assert figures["actor/lr_total"] == pytest.approx(3 * figures["actor/lr"])
+
+
+def test_a_minibatch_that_nobody_could_judge_changes_nothing():
+    learner = make_learner(tiny_config(optim={"minibatches": 6}))
+    batch = random_batch()
+    batch.policy_mask[2] = False
+    figures = learner.update(batch)
+    assert all(math.isfinite(x) for x in figures.values())
 
 
 @pytest.mark.parametrize(

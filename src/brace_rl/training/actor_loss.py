@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from brace_rl.actor import RULES, SELECTORS, ActorBatch, ActorLoss
 from brace_rl.actor.weight_average import WeightAverage, beta_for_window
 from brace_rl.config import Config
 from brace_rl.training.batch import Batch
 from brace_rl.training.estimates import Evaluation
+from brace_rl.training.logprobs import TokenScorer
 
-Scorer = Callable[[PreTrainedModel, Batch], Tensor]
+Scorer = Callable[[TokenScorer, Batch], Tensor]
 """``[B, L-1]`` log-probs of a batch's tokens under a model, without gradient."""
 
 
@@ -29,15 +29,15 @@ class ActorObjective:
         average: the weight average of PPO-EWMA; None for the other rules.
     """
 
-    def __init__(self, actor: PreTrainedModel, config: Config) -> None:
+    def __init__(self, actor: TokenScorer, config: Config) -> None:
         self.options = config.actor
         self.average: WeightAverage | None = None
-        self._actor = actor
+        self._actor = actor.model
         if self.options.needs_weight_average:
             beta = getattr(self.options, "beta", None)
             if beta is None:
                 beta = beta_for_window(config.schedule.max_staleness)
-            self.average = WeightAverage(actor.state_dict(), beta=beta)
+            self.average = WeightAverage(self._actor.state_dict(), beta=beta)
             self._anchor = copy.deepcopy(actor).requires_grad_(False)
         self._proximal: Tensor | None = None
         self._lag: Tensor | None = None
@@ -50,7 +50,7 @@ class ActorObjective:
             score: evaluates a model on the batch.
         """
         if self.average is not None:
-            self.average.copy_to(self._anchor)
+            self.average.copy_to(self._anchor.model)
             self._proximal = score(self._anchor, batch)
         elif self.options.needs_proximal:
             self._proximal = before.target_logprobs

@@ -69,6 +69,10 @@ class Batch:
             kept_ids=None if self.kept_ids is None else tuple(self.kept_ids[i][: longest - 1] for i in index),
         )
 
+    def without_tokens(self) -> Batch:
+        """The same rows with nothing in them that counts: every loss on them is 0, and so is its gradient."""
+        return replace(self, policy_mask=torch.zeros_like(self.policy_mask))
+
 
 def collate(trajectories: Sequence[Trajectory], *, pad_token_id: int, device: torch.device) -> Batch:
     """Pad trajectories into one batch on ``device``. Raises ValueError when there are none."""
@@ -139,16 +143,43 @@ def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     return groups
 
 
-def padded_tokens(lengths: Sequence[int], token_budget: int) -> int:
-    """Tokens, padding included, of the forward passes over rows of these lengths."""
-    groups = micro_batches(lengths, token_budget)
-    return sum(len(group) * lengths[group[0]] for group in groups)
+def rank_shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Row indices of each rank: longest first, each to the rank with the fewest tokens so far.
+
+    With fewer rows than ranks some shares are empty. For one rank the rows are in their own order.
+    """
+    if ranks == 1:
+        return [list(range(len(lengths)))]
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        rank = tokens.index(min(tokens))
+        shares[rank].append(row)
+        tokens[rank] += lengths[row]
+    return shares
 
 
-def token_counts(lengths: Sequence[int], parts: Sequence[Sequence[int]], token_budget: int) -> dict[str, float]:
+def shared_micro_batches(lengths: Sequence[int], token_budget: int, ranks: int) -> list[list[list[int]]]:
+    """Per rank its :func:`micro_batches`, as indices into ``lengths``."""
+    return [
+        [[share[i] for i in group] for group in micro_batches([lengths[row] for row in share], token_budget)]
+        for share in rank_shares(lengths, ranks)
+    ]
+
+
+def padded_tokens(lengths: Sequence[int], token_budget: int, ranks: int = 1) -> int:
+    """Tokens, padding included, of the forward passes of all ranks over rows of these lengths."""
+    groups = [group for own in shared_micro_batches(lengths, token_budget, ranks) for group in own]
+    return sum(len(group) * max(lengths[row] for row in group) for group in groups)
+
+
+def token_counts(
+    lengths: Sequence[int], parts: Sequence[Sequence[int]], token_budget: int, ranks: int = 1
+) -> dict[str, float]:
     """Tokens, padding included, that an update's passes over a batch see: once to evaluate it, once in its parts."""
-    update = sum(padded_tokens([lengths[row] for row in rows], token_budget) for rows in parts)
-    return {"tokens/evaluate": float(padded_tokens(lengths, token_budget)), "tokens/update": float(update)}
+    evaluate = padded_tokens(lengths, token_budget, ranks)
+    update = sum(padded_tokens([lengths[row] for row in rows], token_budget, ranks) for rows in parts)
+    return {"tokens/evaluate": float(evaluate), "tokens/update": float(update)}
 
 
 def minibatch_rows(size: int, parts: int, seed: int) -> list[list[int]]:

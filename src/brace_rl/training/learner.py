@@ -1,66 +1,79 @@
-"""One update of actor and critic from one batch. Synchronous, no threads, knows nothing of who made the batch."""
+"""One update of actor and critic from one batch. Synchronous, no threads, knows nothing of who made the batch.
+
+On several ranks every rank has a learner and hands it the same batch; see :mod:`~brace_rl.training.ranks`.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from brace_rl import core
-from brace_rl.config import Config
-from brace_rl.diagnostics import batch as diagnostics
-from brace_rl.errors import DivergedError, StalenessError
+from brace_rl.config import Config, OptimConfig
+from brace_rl.errors import DivergedError
 from brace_rl.training.actor_loss import ActorObjective
-from brace_rl.training.batch import Batch, micro_batches, minibatch_rows, token_counts
+from brace_rl.training.batch import Batch, minibatch_rows, token_counts
+from brace_rl.training.batch_figures import batch_figures, refuse_fake_behavior
 from brace_rl.training.clock import PhaseClock
-from brace_rl.training.estimates import Estimates, Evaluation, estimates, group_rewards
+from brace_rl.training.estimates import Estimates, Evaluation, estimates
 from brace_rl.training.learning_rate import ess_scaled_lr, staleness_scaled_lr
-from brace_rl.training.logprobs import TokenLogprobs, token_logprobs
+from brace_rl.training.logprobs import TokenLogprobs, TokenScorer
 from brace_rl.training.models import Critic
+from brace_rl.training.passes import MicroBatch, Pass, Passes
+from brace_rl.training.ranks import Ranks
+from brace_rl.training.recompute import recompute_layers
+from brace_rl.training.sharding import shard
 from brace_rl.training.types import derive_seed
 
 NO_ACTOR_STEP = ("actor/loss", "actor/clip_fraction", "actor/grad_norm")
 """Figures that are 0 while the critic warms up, so that every row of the metrics has them."""
 
 
-class Pass(NamedTuple):
-    """Actor and critic on one micro-batch, with what a backward pass needs where gradients were on.
-
-    Attributes:
-        rows: of the batch.
-        part: those rows.
-        scored: the actor's log-probs and entropies, ``[b, l-1]``.
-        after: ``[b, l]`` the critic after every token; None without a critic.
-    """
-
-    rows: list[int]
-    part: Batch
-    scored: TokenLogprobs
-    after: Tensor | None
+def make_optimizers(actor: nn.Module, critic: nn.Module | None, optim: OptimConfig) -> dict[str, torch.optim.Optimizer]:
+    """AdamW for what there is to train, by name."""
+    rates = {"actor": (actor, optim.actor_lr)} | ({} if critic is None else {"critic": (critic, optim.critic_lr)})
+    return {
+        name: torch.optim.AdamW(
+            [p for p in module.parameters() if p.requires_grad],
+            lr=lr,
+            betas=optim.betas,
+            weight_decay=optim.weight_decay,
+        )
+        for name, (module, lr) in rates.items()
+    }
 
 
 class Learner:
     """Holds actor, critic and their optimisers.
 
+    Args:
+        ranks: the processes that train together, each with a learner of its own that holds the same weights. With
+            ``model.sharding = "fsdp2"`` each holds a part of them: the models given are cut in place.
+
     Attributes:
         critic: None where ``algorithm.value_target = "none"``.
+        optimizers: by the name of what they train, ``actor`` and, where there is one, ``critic``.
         version: completed updates, critic warm-up included; the version of the actor's present weights.
         clock: seconds spent evaluating, computing targets and metrics, and updating.
         latest: policy and critic on the batch of the last :meth:`update`, before it; None before the first.
         moved_version: newest version whose actor differs from the one before it.
         warmup_ended: version at which the critic's warm-up ended; None while it lasts.
-        lr_total: sum of the actor's learning rates so far.
+        lr_total: sum of the actor's learning rates over its optimiser steps so far.
     """
 
-    def __init__(self, actor: PreTrainedModel, critic: Critic | None, config: Config) -> None:
+    def __init__(
+        self, actor: PreTrainedModel, critic: Critic | None, config: Config, ranks: Ranks | None = None
+    ) -> None:
         self.actor = actor
         self.critic = critic
         self.config = config
+        self.ranks = ranks or Ranks()
         self.version = 0
         self.clock = PhaseClock(actor.device)
         self.latest: Evaluation | None = None
@@ -69,20 +82,26 @@ class Learner:
         self.warmup_ended: int | None = None if critic and config.optim.critic_warmup_steps else 0
         if critic is not None and config.optim.freeze_critic_attention:
             critic.freeze_attention()
-        self.objective = ActorObjective(actor, config)
-        self.actor_optimizer = self._optimizer(actor, config.optim.actor_lr)
-        self.critic_optimizer = None if critic is None else self._optimizer(critic, config.optim.critic_lr)
-
-    def _optimizer(self, module: torch.nn.Module, lr: float) -> torch.optim.AdamW:
-        optim = self.config.optim
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        return torch.optim.AdamW(parameters, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
+        scorer = TokenScorer(actor, temperature=config.rollout.temperature)
+        for module in (actor, critic):
+            if module is not None and config.model.gradient_checkpointing:
+                recompute_layers(module)
+        sharded = self.ranks.size > 1 and config.model.sharding == "fsdp2"
+        if sharded:
+            shard(scorer, critic, self.ranks)
+        self.objective = ActorObjective(scorer, config)
+        self.passes = Passes(scorer, critic, config, self.ranks, in_step=sharded)
+        self.optimizers = make_optimizers(actor, critic, config.optim)
 
     @property
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """By the name of what they train."""
-        named = {"actor": self.actor_optimizer, "critic": self.critic_optimizer}
-        return {name: optimizer for name, optimizer in named.items() if optimizer is not None}
+    def actor_optimizer(self) -> torch.optim.Optimizer:
+        """Of the actor."""
+        return self.optimizers["actor"]
+
+    @property
+    def critic_optimizer(self) -> torch.optim.Optimizer:
+        """Of the critic; there must be one."""
+        return self.optimizers["critic"]
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint keeps of the learner besides models, optimisers and :attr:`tensors`."""
@@ -125,15 +144,17 @@ class Learner:
             DivergedError: values, log-probs or gradients are not finite.
         """
         with self.clock("evaluate"):
-            passes = list(self._passes(batch)) if self.config.optim.keep_graph else None
+            passes = None
+            if self.config.optim.keep_graph:
+                passes = list(self.passes.all(batch, actor_gradient=not self.warming_up))
             before = self.latest = self.evaluate(batch, passes)
-            self._refuse_fake_behavior(batch, before.target_logprobs)
+            refuse_fake_behavior(batch, before.target_logprobs, version=self.version, moved_version=self.moved_version)
             if not self.warming_up:
-                self.objective.begin(batch, before, version=self.version, score=self.score)
+                self.objective.begin(batch, before, version=self.version, score=self.passes.score)
         with self.clock("targets"):
             estimate = self._estimates(batch, before)
         with self.clock("metrics"):
-            metrics = self._batch_metrics(batch, before, estimate)
+            metrics = batch_figures(self.config.algorithm, batch, before, estimate, version=self.version)
         advantages = estimate.advantages
         if self.config.algorithm.whiten_advantages:
             advantages = core.whiten(advantages, batch.policy_mask)
@@ -146,7 +167,7 @@ class Learner:
             for rows in parts:
                 if sums and self.objective.average is not None and not self.warming_up:
                     # The average has moved on with the minibatch before.
-                    self.objective.begin(batch, before, version=self.version, score=self.score)
+                    self.objective.begin(batch, before, version=self.version, score=self.passes.score)
                 sums.append(self._critic_steps(batch, rows, before.values, estimate.targets, passes))
                 if self.warming_up:
                     sums[-1] |= dict.fromkeys(NO_ACTOR_STEP, torch.zeros((), device=self.device))
@@ -156,16 +177,18 @@ class Learner:
             metrics[name] = torch.stack([s[name] for s in sums]).mean()
         metrics |= {"actor/lr": lr, "actor/staleness_lr": lr * metrics["staleness/mean"]}
         self.version += 1
-        numbers = torch.stack([v.detach().double().cpu() for v in metrics.values()]).tolist()
-        figures = dict(zip(metrics, numbers, strict=True))
-        return figures | token_counts(batch.lengths, parts, optim.micro_batch_tokens) | self._after_update(figures)
+        numbers = torch.stack([v.detach().double().to(self.device) for v in metrics.values()])
+        # Counters follow from the figures, so these must be the same on every rank, rounding included.
+        figures = dict(zip(metrics, self.ranks.as_on_first(numbers).tolist(), strict=True))
+        counts = token_counts(batch.lengths, parts, optim.micro_batch_tokens, self.ranks.size)
+        return figures | counts | self._after_update(figures)
 
     def _after_update(self, figures: dict[str, float]) -> dict[str, float]:
         """Counters that follow from what the update was."""
         optim = self.config.optim
         if figures["actor/lr"] > 0 and figures.get("actor/grad_norm", 0.0) > 0:
             self.moved_version = self.version
-        self.lr_total += figures["actor/lr"]
+        self.lr_total += figures["actor/lr"] * optim.minibatches
         if self.warming_up:
             explained = figures["value/explained_variance"]
             settled = 0 < optim.critic_warmup_until <= explained
@@ -184,74 +207,36 @@ class Learner:
             f"step {self.version + 1}: {what}; training has diverged, lower optim.critic_lr or optim.actor_lr"
         )
 
-    def _clipped_norm(self, name: str, module: torch.nn.Module) -> Tensor:
-        """The norm of the gradients before they are clipped."""
+    def _clipped_norm(self, name: str, module: nn.Module) -> Tensor:
+        """The norm of the gradients of all ranks before they are clipped."""
+        self.ranks.add_up_gradients(module)
         norm = clip_grad_norm_(module.parameters(), self.config.optim.max_grad_norm)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         if not torch.isfinite(norm):
             raise self._diverged(f"the {name}'s gradient has norm {float(norm)}")
         return norm
 
-    @torch.no_grad()
+    def gather(self) -> None:
+        """Have models and optimisers whole here, for a checkpoint. They always are, but see ``LearnerGroup``."""
+
     def evaluate(self, batch: Batch, passes: list[Pass] | None = None) -> Evaluation:
         """Log-probs and values of ``batch`` under the present weights, read off ``passes`` where those were made."""
-        shape = batch.policy_mask.shape
-        target_logprobs = torch.full(shape, float("nan"), device=self.device)
-        entropies = torch.full(shape, float("nan"), device=self.device)
-        values = torch.full(shape, float("nan"), device=self.device)
-        last_values = torch.zeros(len(batch), device=self.device)
-        for rows, part, scored, after in passes or self._passes(batch):
-            width = part.policy_mask.shape[1]
-            target_logprobs[rows, :width] = scored.logprobs
-            entropies[rows, :width] = scored.entropies
-            if after is not None:
-                values[rows, :width] = after[:, :-1]
-                last = torch.tensor(part.lengths, device=self.device) - 1
-                last_values[rows] = after.gather(1, last.unsqueeze(1)).squeeze(1)
-        if self.critic is None:
-            values = group_rewards(batch).means[:, None].expand(shape)
-        bootstrap = last_values.where(batch.truncated, 0.0) if self.config.algorithm.bootstrap_truncated else None
-        return Evaluation(target_logprobs, entropies, values, bootstrap)
-
-    @torch.no_grad()
-    def score(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """``[B, L-1]`` log-probs of ``batch`` under ``model``, NaN outside the policy mask."""
-        logprobs = torch.full(batch.policy_mask.shape, float("nan"), device=self.device)
-        for rows, part in self._micro(batch, range(len(batch))):
-            logprobs[rows, : part.policy_mask.shape[1]] = self._score(part, model).logprobs
-        return logprobs
-
-    def _passes(self, batch: Batch) -> Iterator[Pass]:
-        """Actor and critic on every micro-batch; with gradients on, for those that the coming update changes."""
-        for rows, part in self._micro(batch, range(len(batch))):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.warming_up):
-                scored = self._score(part)
-            yield Pass(rows, part, scored, None if self.critic is None else self._value(self.critic, part))
-
-    def _score(self, part: Batch, model: PreTrainedModel | None = None) -> TokenLogprobs:
-        """The actor, or another model, on one micro-batch."""
-        with self._autocast():
-            logits = (model or self.actor)(part.input_ids, attention_mask=part.attention_mask, use_cache=False).logits
-        return token_logprobs(logits, part, temperature=self.config.rollout.temperature)
-
-    def _value(self, critic: Critic, part: Batch) -> Tensor:
-        """The critic on one micro-batch: ``[b, l]`` float32, after every token."""
-        with self._autocast():
-            after: Tensor = critic(part.input_ids, part.attention_mask)
-        return after.float()
+        return self.passes.evaluate(batch, passes)
 
     def _critic_steps(
         self, batch: Batch, rows: list[int], old_values: Tensor, targets: Tensor, passes: list[Pass] | None
     ) -> dict[str, Tensor]:
         """``optim.critic_updates`` steps towards the same targets; metrics are those of the first."""
-        if self.critic is None or self.critic_optimizer is None:
+        if self.critic is None:
             return {}
         first: dict[str, Tensor] = {}
         for turn in range(self.config.optim.critic_updates):
-            outputs: Iterator[tuple[list[int], Batch, Tensor]]
+            outputs: Iterable[tuple[MicroBatch, Tensor]]
             if passes is not None and turn == 0:
-                outputs = ((p.rows, p.part, p.after) for p in passes if p.after is not None)
+                outputs = ((p.micro, p.after) for p in passes if p.after is not None)
             else:
-                outputs = ((index, part, self._value(self.critic, part)) for index, part in self._micro(batch, rows))
+                outputs = ((micro, self.passes.value(micro.part)) for micro in self.passes.micro(batch, rows))
             metrics = self._critic_step(batch, rows, old_values, targets, outputs)
             first = first or metrics
         return first
@@ -262,14 +247,13 @@ class Learner:
         rows: list[int],
         old_values: Tensor,
         targets: Tensor,
-        outputs: Iterator[tuple[list[int], Batch, Tensor]],
+        outputs: Iterable[tuple[MicroBatch, Tensor]],
     ) -> dict[str, Tensor]:
         assert self.critic is not None
-        assert self.critic_optimizer is not None
         self.critic_optimizer.zero_grad(set_to_none=True)
-        denominator = batch.policy_mask[rows].sum()
-        loss, clipped = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        for index, part, after in outputs:
+        denominator = batch.policy_mask[rows].sum().clamp(min=1)  # responses that nobody could judge have no token
+        sums = torch.zeros(2, dtype=old_values.dtype, device=self.device)
+        for (index, part, _), after in outputs:
             width = part.policy_mask.shape[1]
             result = core.value_loss(
                 values=after[:, :-1],
@@ -280,32 +264,39 @@ class Learner:
                 denominator=denominator,
             )
             result.loss.backward()
-            loss, clipped = loss + result.loss.detach(), clipped + result.clip_fraction
+            sums += torch.stack([result.loss.detach(), result.clip_fraction])
         norm = self._clipped_norm("critic", self.critic)
         self.critic_optimizer.step()
+        loss, clipped = self.ranks.add_up(sums)
         return {"value/loss": loss, "value/clip_fraction": clipped, "critic/grad_norm": norm}
 
     def _actor_step(
         self, batch: Batch, rows: list[int], advantages: Tensor, before: Evaluation, passes: list[Pass] | None
     ) -> dict[str, Tensor]:
         self.actor_optimizer.zero_grad(set_to_none=True)
-        denominator = batch.policy_mask[rows].sum()
+        denominator = batch.policy_mask[rows].sum().clamp(min=1)  # responses that nobody could judge have no token
         keep = self._selection(batch, rows, before)
         sums: dict[str, Tensor] = {}
-        outputs: Iterator[tuple[list[int], TokenLogprobs]]
+        outputs: Iterable[tuple[MicroBatch, TokenLogprobs]]
         if passes is None:
-            outputs = ((index, self._score(part)) for index, part in self._micro(batch, rows))
+            outputs = ((micro, self.passes.score_part(micro.part)) for micro in self.passes.micro(batch, rows))
         else:
-            outputs = ((p.rows, p.scored) for p in passes)
+            outputs = ((p.micro, p.scored) for p in passes)
         place = {row: i for i, row in enumerate(rows)}
-        for index, scored in outputs:
+        for (index, _, counts), scored in outputs:
             kept = None if keep is None else keep[[place[row] for row in index]]
             loss, metrics = self.objective.loss(
-                batch, index, scored.logprobs, advantages, denominator=denominator, keep=kept
+                batch if counts else batch.without_tokens(),
+                index,
+                scored.logprobs,
+                advantages,
+                denominator=denominator,
+                keep=kept,
             )
             loss.backward()  # type: ignore[no-untyped-call]
             for name, value in ({"loss": loss.detach()} | metrics).items():
                 sums[name] = sums[name] + value if name in sums else value
+        sums = dict(zip(sums, self.ranks.add_up(torch.stack(list(sums.values()))), strict=True))
         sums["grad_norm"] = self._clipped_norm("actor", self.actor)
         self.actor_optimizer.step()
         was_reset = self.objective.end(sums["active_fraction"])
@@ -318,8 +309,10 @@ class Learner:
         if not self.objective.options.whole_minibatch:
             return None
         is_first = self.config.optim.minibatches == 1
-        logprobs = before.target_logprobs[rows] if is_first else self.score(self.actor, batch.rows(rows))
-        full = torch.full((len(rows), batch.policy_mask.shape[1]), float("nan"), device=self.device)
+        logprobs = before.target_logprobs[rows]
+        if not is_first:
+            logprobs = self.passes.score(self.passes.scorer, batch.rows(rows))
+        full = logprobs.new_full((len(rows), batch.policy_mask.shape[1]), float("nan"))
         full[:, : logprobs.shape[1]] = logprobs
         return self.objective.select(batch, rows, full)
 
@@ -335,64 +328,7 @@ class Learner:
             lr = staleness_scaled_lr(lr, staleness=staleness, reference=optim.lr_reference_staleness)
         rate = torch.tensor(lr, dtype=torch.float64, device=self.device)
         if optim.lr_ess_scaling:
-            rate = ess_scaled_lr(lr, ess.double())
+            rate = self.ranks.as_on_first(ess_scaled_lr(lr, ess.double()))
         for group in self.actor_optimizer.param_groups:
             group["lr"] = float(rate)
         return rate
-
-    def _micro(self, batch: Batch, rows: range | list[int]) -> Iterator[tuple[list[int], Batch]]:
-        """Micro-batches of the given rows: (their indices in ``batch``, their tensors)."""
-        members = list(rows)
-        for group in micro_batches([batch.lengths[i] for i in members], self.config.optim.micro_batch_tokens):
-            index = [members[i] for i in group]
-            yield index, batch.rows(index)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        if self.config.model.dtype == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-    def _refuse_fake_behavior(self, batch: Batch, target_logprobs: Tensor) -> None:
-        """Stop when tokens sampled before the actor last moved have the current policy's log-probs to the last bit.
-
-        Those were scored by the current policy, not when they were sampled. A token the policy was certain of (log-prob
-        0, as where top-k leaves one) proves nothing.
-        """
-        stale = batch.policy_mask & (batch.versions < self.moved_version) & (target_logprobs != 0)
-        identical = (batch.behavior_logprobs == target_logprobs) | ~stale
-        if bool(stale.any() & identical.all()):
-            raise StalenessError(
-                f"step {self.version + 1}: {int(stale.sum())} stale tokens have behaviour log-probs identical to the "
-                "current policy's, so every ratio is 1 and nothing is corrected; log the log-probs when tokens are "
-                "sampled, do not recompute them"
-            )
-
-    def _batch_metrics(self, batch: Batch, before: Evaluation, estimate: Estimates) -> dict[str, Tensor]:
-        algorithm = self.config.algorithm
-        mask = batch.policy_mask
-        ratios: dict[str, Any] = {
-            "behavior_logprobs": batch.behavior_logprobs,
-            "target_logprobs": before.target_logprobs,
-            "policy_mask": mask,
-            "c_clip": algorithm.c_clip,
-            "gamma": algorithm.gamma,
-            "lam": algorithm.lam,
-        }
-        windows = estimate.windows
-        if not isinstance(windows, int):
-            chosen = windows.expand_as(mask) if windows.dim() == 0 else windows
-            window_metrics = {"window/mean": chosen[mask].double().mean(), "window/max": chosen[mask].max()}
-        else:
-            window_metrics = {}
-        return {
-            **diagnostics.ratio_statistics(**ratios),
-            **diagnostics.target_statistics(
-                values=before.values, targets=estimate.targets, advantages=estimate.advantages, policy_mask=mask
-            ),
-            **diagnostics.window_weight_statistics(
-                window_weights=core.window_weights(**ratios, window=windows), policy_mask=mask
-            ),
-            **window_metrics,
-            **diagnostics.staleness_statistics(versions=batch.versions, policy_mask=mask, current_version=self.version),
-            "entropy/mean": before.entropies[mask].mean(),
-        }

@@ -237,8 +237,8 @@ class Critic(nn.Module):
         """
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
         with torch.autocast(hidden.device.type, enabled=False):
-            values: Tensor = self.head(hidden.float()).squeeze(-1)
-        return values
+            values: Tensor = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+        return values.clone()  # FSDP2 hooks on to what is returned, and a hook on a view can get lost
 
 
 @contextmanager
