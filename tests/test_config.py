@@ -33,17 +33,18 @@ def test_the_settings_people_can_name_are_these():
     surface = {s: " ".join(sorted(type(field.default).model_fields)) for s, field in Config.model_fields.items()}
     assert surface == {
         "task": "eval_problems eval_split max_number max_turns name operands operations_per_call train_problems",
-        "model": "device dtype heads hidden_size intermediate_size layers path",
+        "model": "device dtype gradient_checkpointing heads hidden_size intermediate_size layers path sharding",
         "warm_start": "batch_size lr mistakes steps",
         "rollout": "max_prompt_tokens max_response_tokens prompts_per_step samples_per_prompt slots temperature top_k "
         "top_p",
         "schedule": "learner_threads max_staleness mode rollout_threads sync_every timeout_s too_old",
+        "backend": "address engine gpus_per_worker kind workers",
         "algorithm": "advantage auto_budget auto_eps bootstrap_truncated c_clip gamma lam policy_lam policy_lam_alpha "
         "rho_clip value_clip value_target whiten_advantages window",
         "actor": "clip_high clip_low dual_clip edge rule",
         "optim": "actor_lr betas critic_lr critic_updates critic_warmup_steps critic_warmup_until "
-        "freeze_critic_attention keep_graph lr_ess_scaling lr_reference_staleness lr_warmup_steps max_grad_norm "
-        "micro_batch_tokens minibatches steps weight_decay",
+        "freeze_critic_attention keep_graph learner_ranks lr_ess_scaling lr_reference_staleness lr_warmup_steps "
+        "max_grad_norm micro_batch_tokens minibatches steps weight_decay",
         "eval": "every final_problems problems slots",
         "run": "checkpoint_every keep_checkpoints name rollouts_per_step root samples_per_step seed trackers",
     }
@@ -104,6 +105,7 @@ def test_a_recipe_is_read_and_overrides_win(tmp_path):
         ({"algorithm.c_clip": "-0.5"}, r"algorithm\.c_clip: .*greater than 0"),
         ({"algorithm.window": "many"}, r"algorithm\.window: .*whole number.*'many'"),
         ({"optim.steps": "true"}, r"optim\.steps: .*integer.*True"),
+        ({"optim.actor_lr": "true"}, r"optim\.actor_lr: .*number.*True"),
         ({"optim.steps": "1e3"}, r"optim\.steps: .*integer.*1000\.0"),
         ({"optim.betas": "[2, 2]"}, r"optim\.betas: both must be at least 0 and below 1"),
         ({"optim.critic_lr": "1e20"}, r"optim\.critic_lr: .*less than or equal to 1"),
@@ -123,6 +125,14 @@ def test_a_recipe_is_read_and_overrides_win(tmp_path):
         ({"task.name": "gsm8k_tool", "task.data": "x"}, r"model\.path: .*--model"),
         ({"model.hidden_size": "30"}, r"model\.hidden_size: .*multiple of model\.heads"),
         ({"task.operands": "[4, 2]"}, r"task\.operands"),
+        ({"backend.workers": "2"}, r"backend\.workers: only a Ray cluster .*backend\.kind = 'ray'"),
+        ({"backend.address": "auto"}, r"backend\.address: only a Ray cluster"),
+        ({"backend.kind": "ray", "backend.workers": "0"}, r"backend\.workers: .*greater than or equal to 1"),
+        ({"backend.engine": "vllm", "rollout.top_p": "0.9"}, r"backend\.engine: vllm .*rollout\.top_p = 1"),
+        (
+            {"backend.engine": "vllm", "actor.rule": "estr", "actor.tau": "1"},
+            r"backend\.engine: vllm reports no entropies, .*estr",
+        ),
     ],
 )
 def test_impossible_settings_are_one_line_that_names_the_key(overrides, message):

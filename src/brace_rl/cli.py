@@ -17,6 +17,7 @@ from brace_rl.actor.options import RULE_OPTIONS
 from brace_rl.compare.command import compare_command
 from brace_rl.config import DEFAULT_RULE, Config, load_config, load_resolved_config, section_class
 from brace_rl.diagnose.command import diagnose_command
+from brace_rl.doctor.command import doctor_command
 from brace_rl.errors import BraceError
 from brace_rl.evaluation.command import eval_command
 from brace_rl.files import is_disk_full, write_json_atomic
@@ -173,13 +174,13 @@ def figure(run_dirs: tuple[Path, ...], out: Path) -> None:
 
 
 @brace.command()
-@click.argument("parts", nargs=-1, type=click.Choice(["targets", "generation", "schedules"]))
+@click.argument("parts", nargs=-1, type=click.Choice(["targets", "generation", "schedules", "ray"]))
 @click.option("--recipe", type=click.Path(path_type=Path), default=Path("recipes/calculator.toml"), show_default=True)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--steps", default=12, show_default=True, type=click.IntRange(min=1), help="Trainer steps a schedule.")
 @click.option("--out", type=click.Path(path_type=Path), help="Also write the figures to this JSON file.")
 def bench(parts: tuple[str, ...], recipe: Path, device: str, steps: int, out: Path | None) -> None:
-    """Measure speed, as ratios within one run: value targets, generation, schedules (all without PARTS)."""
+    """Measure speed, as ratios within one run: value targets, generation, schedules, ray (all without PARTS)."""
     if not parts or "schedules" in parts:
         load_config(recipe)
     _quiet_libraries()
@@ -214,6 +215,7 @@ def _quiet_libraries() -> None:
 
 brace.add_command(compare_command)
 brace.add_command(diagnose_command)
+brace.add_command(doctor_command)
 brace.add_command(eval_command)
 brace.add_command(oracle_command)
 brace.add_command(probe_command)

@@ -53,6 +53,12 @@ class ModelConfig(Section):
         "float32", description="dtype of forward passes; the learner keeps float32 weights"
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    gradient_checkpointing: bool = Field(
+        False, description="compute each layer's activations again in the backward pass: less memory, one more forward"
+    )
+    sharding: Literal["none", "fsdp2"] = Field(
+        "none", description="optim.learner_ranks above 1: every rank holds all of a model, or a part of it (FSDP2)"
+    )
     hidden_size: int = Field(128, ge=8, le=65_536, description="random start: width")
     layers: int = Field(3, ge=1, le=1024, description="random start: depth")
     heads: int = Field(4, ge=1, le=1024, description="random start: attention heads")
@@ -94,6 +100,18 @@ class ScheduleConfig(Section):
     rollout_threads: int = Field(1, ge=1, le=1024, description="async: torch threads of the rollout process")
     learner_threads: int = Field(0, ge=0, le=1024, description="torch threads of the trainer; 0: leave as it is")
     timeout_s: float = Field(300.0, gt=0, description="longest any wait may last")
+
+
+class BackendConfig(Section):
+    """Where rollouts are made, and by what."""
+
+    kind: Literal["local", "ray"] = Field(
+        "local", description="local: this process, or one of its own (async); ray: actors of a Ray cluster"
+    )
+    workers: int = Field(1, ge=1, le=4096, description="ray: rollout actors")
+    engine: Literal["embedded", "vllm"] = Field("embedded", description="what generates: embedded or vllm")
+    address: str = Field("", description="ray: cluster to join, or auto; empty: start one here, on loopback alone")
+    gpus_per_worker: float = Field(0.0, ge=0, le=64, description="ray: GPUs each actor asks for; may be a fraction")
 
 
 ValueTarget = Literal["brace", "capped", "vtrace", "gae", "monte_carlo", "none"]
@@ -160,7 +178,7 @@ class OptimConfig(Section):
     freeze_critic_attention: bool = Field(False, description="train the critic without its attention layers")
     lr_warmup_steps: int = Field(0, ge=0, description="actor steps of linear learning-rate warm-up")
     lr_reference_staleness: float = Field(
-        0.0, ge=0, description="actor_lr belongs to this S; at another it is actor_lr * reference / S. 0: no scaling"
+        0.0, ge=0, description="actor_lr holds up to this S; above, it is actor_lr * reference / S. 0: no scaling"
     )
     lr_ess_scaling: bool = Field(False, description="actor_lr times the root of the batch's effective sample share")
     minibatches: int = Field(1, ge=1, description="optimiser steps per batch; targets are computed once before them")
@@ -169,6 +187,9 @@ class OptimConfig(Section):
     )
     keep_graph: bool = Field(
         False, description="keep the evaluation's graph for the update: one forward pass less, more memory"
+    )
+    learner_ranks: int = Field(
+        1, ge=1, le=1024, description="processes that train together, each on its share of a batch's rows"
     )
     max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping, actor and critic apart")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
@@ -209,6 +230,7 @@ class Config(Section):
     warm_start: WarmStartConfig = WarmStartConfig()
     rollout: RolloutConfig = RolloutConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    backend: BackendConfig = BackendConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: SerializeAsAny[RuleOptions] = PPOOptions()
     optim: OptimConfig = OptimConfig()
@@ -259,12 +281,53 @@ class Config(Section):
                 "optim.keep_graph: the graph is that of the weights before the first minibatch; set optim.minibatches "
                 "to 1 or keep_graph to false"
             )
+        self._check_ranks()
         if not all(0 <= beta < 1 for beta in self.optim.betas):
             raise ValueError(f"optim.betas: both must be at least 0 and below 1 (got {list(self.optim.betas)})")
         if self.optim.critic_warmup_steps >= self.optim.steps:
             raise ValueError("optim.critic_warmup_steps: must be below optim.steps, or the actor never learns")
+        if self.optim.critic_warmup_until and not self.optim.critic_warmup_steps:
+            raise ValueError(
+                "optim.critic_warmup_until: ends a warm-up early, and optim.critic_warmup_steps = 0 is none; set that "
+                "to 1 or more, or critic_warmup_until to 0"
+            )
+        self._check_backend()
         self._check_algorithm()
         return self
+
+    def _check_backend(self) -> None:
+        backend = self.backend
+        for name in ("workers", "address", "gpus_per_worker") if backend.kind == "local" else ():
+            if getattr(backend, name) != BackendConfig.model_fields[name].default:
+                raise ValueError(
+                    f"backend.{name}: only a Ray cluster has that; set backend.kind = 'ray' or leave it out"
+                )
+        if backend.engine == "vllm" and (self.rollout.top_p < 1 or self.rollout.top_k > 0):
+            raise ValueError(
+                "backend.engine: vllm does not say which tokens top-p and top-k left in; set rollout.top_p = 1 and "
+                "rollout.top_k = 0, or use the embedded engine"
+            )
+        if backend.engine == "vllm" and self.actor.needs_entropy:
+            raise ValueError(
+                f"backend.engine: vllm reports no entropies, which actor rule {self.actor.rule} reads; use the "
+                "embedded engine or another rule"
+            )
+
+    def _check_ranks(self) -> None:
+        if self.model.sharding == "none":
+            return
+        if self.optim.learner_ranks == 1:
+            raise ValueError(
+                "model.sharding: fsdp2 cuts the models over several ranks, and optim.learner_ranks is 1; raise that or "
+                "use sharding = 'none'"
+            )
+        if self.optim.keep_graph:
+            raise ValueError("optim.keep_graph: a graph over fsdp2's parts cannot be kept; set it to false")
+        if self.actor.needs_weight_average:
+            raise ValueError(
+                f"model.sharding: {self.actor.rule} keeps a whole second copy of the actor, which fsdp2 does not cut; "
+                "use sharding = 'none' or another actor rule"
+            )
 
     def _check_algorithm(self) -> None:
         algorithm = self.algorithm

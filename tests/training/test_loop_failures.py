@@ -16,8 +16,8 @@ from brace_rl.errors import WaitTimeoutError
 from brace_rl.training import run
 from brace_rl.training.backends.base import Backend
 from brace_rl.training.backends.inline import InlineBackend
+from brace_rl.training.driver_spec import DriverSpec
 from brace_rl.training.learner import Learner
-from brace_rl.training.rollout import DriverSpec
 from brace_rl.training.run import run_training
 
 PROMPTS, SAMPLES = 4, 2

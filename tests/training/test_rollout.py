@@ -23,7 +23,8 @@ from brace_rl.config import Config
 from brace_rl.errors import DataError
 from brace_rl.tasks.base import Environment, Problem, StepResult
 from brace_rl.training.backends.inline import InlineBackend
-from brace_rl.training.rollout import DriverSpec, RolloutDriver
+from brace_rl.training.driver_spec import DriverSpec
+from brace_rl.training.rollout import RolloutDriver
 from brace_rl.training.types import (
     NOT_A_POLICY_TOKEN,
     Generation,
@@ -295,6 +296,29 @@ def test_a_failure_takes_back_the_reward_of_earlier_turns() -> None:
     made = driver(FakeEngine(reply=replies("(1)", "x")), task)
     made.submit([fake_request(0)])
     assert only(made).rewards == [0.0] * 6
+
+
+class ShortTask(FakeTask):
+    """Takes a hundredth of the reward for every token, and a tenth where the response reached its limit."""
+
+    def length_reward(self, tokens: int, *, limit: int) -> float:
+        return -tokens / 100 - (tokens == limit) / 10
+
+
+@pytest.mark.parametrize(("limit", "rewards"), [(8, [0.0, 0.0, 0.97]), (3, [0.0, 0.0, 0.87]), (2, [0.0, -0.12])])
+def test_a_task_s_reward_for_length_is_added_to_the_last_token_right_or_wrong_cut_or_not(
+    limit: int, rewards: list[float]
+) -> None:
+    made = driver(FakeEngine(reply=lambda _: "xy"), ShortTask())
+    made.submit([fake_request(0, max_response_tokens=limit)])
+    assert only(made).rewards == pytest.approx(rewards)
+
+
+@pytest.mark.parametrize("last", [RuntimeError("boom"), StepResult(done=True, excluded=True)])
+def test_a_response_that_failed_or_is_excluded_is_not_rewarded_for_its_length(last: StepResult | Exception) -> None:
+    made = driver(FakeEngine(reply=lambda _: "x"), ShortTask([last]))
+    made.submit([fake_request(0)])
+    assert only(made).reward == 0.0
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
-from brace_rl.bench import schedules
+from brace_rl.bench import scaling, schedules
 from brace_rl.bench.generation import compare_generation
 from brace_rl.bench.targets import SHAPE, measure_targets
 from brace_rl.config import load_config
+from brace_rl.errors import BraceError
+from brace_rl.training.backends.ray_workers import require_ray
 from brace_rl.training.models import resolve_device
 
-PARTS = ("targets", "generation", "schedules")
+PARTS = ("targets", "generation", "schedules", "ray")
 Rows = list[dict[str, Any]]
 
 
@@ -29,7 +31,7 @@ def run_bench(
     results: dict[str, Any] = {"machine": describe_machine(device)}
     echo(" | ".join(f"{name}: {value}" for name, value in results["machine"].items()))
     for part in parts:
-        measured = {"targets": _targets, "generation": _generation, "schedules": _schedules}[part](
+        measured = {"targets": _targets, "generation": _generation, "schedules": _schedules, "ray": _ray}[part](
             recipe, device, steps
         )
         for title, rows in measured.items():
@@ -68,6 +70,17 @@ def _schedules(recipe: Path, device: torch.device, steps: int) -> dict[str, Rows
     return {
         f"schedules on {recipe} ({best})": rows,
         f"value target's share of a step ({base.name})": targets,
+    }
+
+
+def _ray(recipe: Path, device: torch.device, steps: int) -> dict[str, Rows]:
+    try:
+        require_ray()
+    except BraceError as error:  # the other parts do not need it
+        return {"rollouts over Ray": [{"not measured": str(error)}]}
+    return {
+        "rollouts over Ray, simulated engine": scaling.measure_scaling(),
+        "schedules over Ray, long-tailed lengths, simulated engine and trainer": scaling.measure_long_tails(),
     }
 
 

@@ -1,8 +1,9 @@
-"""Three ways to generate responses of very different lengths with one model, measured on the same requests.
+"""Ways to generate responses of very different lengths with one model, measured on the same requests.
 
 * ``embedded engine``: continuous batching, a finished row is replaced at once.
 * ``generate()``: batches of the same size through ``model.generate``; a batch lasts as long as its longest response.
 * ``transformers manager``: the continuous-batching manager that ships with ``transformers``.
+* ``vLLM engine``: vLLM behind the same contract as the embedded engine, where it is installed.
 
 All sample at temperature 1, nothing ends a response early, and only tokens that were asked for are counted.
 """
@@ -14,17 +15,24 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from brace_rl.training.engines.base import Engine
 from brace_rl.training.engines.embedded import EmbeddedEngine
+from brace_rl.training.engines.vllm import VLLMEngine
 from brace_rl.training.types import GenerationRequest
 
 _PAGE_TOKENS = 32
 """Cache page of the transformers manager; its own default, 256, wastes most of a page on short responses."""
+_HEAD_SIZE = 32
+"""The smallest that vLLM has kernels for."""
 _STOP_TIMEOUT_S = 10.0
 _WARM_UP_REQUESTS = 4
 
@@ -49,7 +57,7 @@ def compare_generation(
     seed: int = 0,
     manager_timeout_s: float = 30.0,
 ) -> list[dict[str, Any]]:
-    """Tokens per second of the three, one row each.
+    """Tokens per second of each, one row each.
 
     Response lengths are exponentially distributed, so most are short and a few reach ``max_new_tokens``. The model is
     a Llama with random weights in float32; torch's thread count is left as it is.
@@ -57,7 +65,7 @@ def compare_generation(
     Args:
         device: where the model runs.
         requests: responses to generate.
-        slots: sequences decoded together, by all three.
+        slots: sequences decoded together, by each.
         prompt_tokens: shortest and longest prompt.
         manager_timeout_s: the transformers manager is given up after this; the row then says so.
 
@@ -72,7 +80,7 @@ def compare_generation(
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
         num_hidden_layers=layers,
-        num_attention_heads=4,
+        num_attention_heads=max(1, hidden_size // _HEAD_SIZE),
         max_position_embeddings=prompt_tokens[1] + max_new_tokens,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -85,7 +93,11 @@ def compare_generation(
         ("generate()", lambda jobs: _run_generate(model, jobs, slots)),
         ("transformers manager", lambda jobs: _run_manager(model, jobs, slots, manager_timeout_s)),
     ]
-    rows = [_measure(name, run, jobs, slots) for name, run in methods]
+    with ExitStack() as stack:
+        if find_spec("vllm") is not None:
+            folder = stack.enter_context(TemporaryDirectory())
+            methods.append(("vLLM engine", _vllm_runner(model, folder, slots)))
+        rows = [_measure(name, run, jobs, slots) for name, run in methods]
     baseline = next(row["tokens_per_second"] for row in rows if row["method"] == "generate()")
     for row in rows:
         rate = row["tokens_per_second"]
@@ -121,7 +133,20 @@ def _measure(name: str, run: Callable[[Sequence[_Job]], str], jobs: Sequence[_Jo
     return {**row, "slots": slots, "threads": torch.get_num_threads(), "note": note}
 
 
-def _run_engine(engine: EmbeddedEngine, jobs: Sequence[_Job]) -> str:
+def _vllm_runner(model: Any, folder: str, slots: int) -> Callable[[Sequence[_Job]], str]:
+    """Starts vLLM at the first call, which is not measured."""
+    engines: list[Engine] = []
+
+    def run(jobs: Sequence[_Job]) -> str:
+        if not engines:
+            model.save_pretrained(folder)
+            engines.append(VLLMEngine(folder, None, dtype="float32", slots=slots))
+        return _run_engine(engines[0], jobs).replace(", entropies", "")
+
+    return run
+
+
+def _run_engine(engine: Engine, jobs: Sequence[_Job]) -> str:
     engine.submit([GenerationRequest(str(i), job.prompt, job.new_tokens, seed=i) for i, job in enumerate(jobs)])
     tokens = 0
     while engine.unfinished:

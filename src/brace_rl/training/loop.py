@@ -44,6 +44,7 @@ from brace_rl.training.clock import PhaseClock
 from brace_rl.training.data import ProblemStream, SnapshotRing
 from brace_rl.training.evaluate import Evaluator
 from brace_rl.training.learner import Learner
+from brace_rl.training.learner_group import LearnerGroup
 from brace_rl.training.progress import Progress
 from brace_rl.training.rollout_log import rollout_records
 from brace_rl.training.run_files import RunWriter, sample_record
@@ -65,7 +66,7 @@ class Trainer:
         self,
         config: Config,
         *,
-        learner: Learner,
+        learner: Learner | LearnerGroup,
         tokenizer: PreTrainedTokenizerBase,
         problems: ProblemStream,
         evaluator: Evaluator,
@@ -136,6 +137,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint of everything a resumed run needs."""
+        self.learner.gather()
         path = save_checkpoint(
             self.writer.directory,
             step=self.learner.version,

@@ -13,9 +13,8 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from brace_rl.config import Config
 from brace_rl.errors import DataError
 from brace_rl.tasks.base import Environment, Problem, StepResult, Task
 from brace_rl.training.engines.base import Engine
@@ -78,7 +77,7 @@ class RolloutDriver:
     * when the environment says so;
     * at the length limit, which observations count towards: in the middle of a turn, after a turn that fills it, or
       before an observation that would leave no room for another policy token (it is left out, and
-      ``info["observation_too_long"]`` is 1). ``truncated`` is True and no reward is added;
+      ``info["observation_too_long"]`` is 1). ``truncated`` is True, and no reward but the task's for length is added;
     * when the environment raises: reward 0, no success, ``info = {"environment_error": 1.0}``, logged once per problem.
       A run survives a broken problem. A reward that is not finite is an error of the run.
 
@@ -188,7 +187,7 @@ class RolloutDriver:
         if len(ids) > self._max_prompt_tokens:
             raise DataError(
                 f"problem {problem.id}: its prompt has {len(ids)} tokens, more than rollout.max_prompt_tokens = "
-                f"{self._max_prompt_tokens}; raise that or drop the problem"
+                f"{self._max_prompt_tokens} (brace eval: --max-prompt-tokens); raise that or drop the problem"
             )
         if self._engine.max_context_tokens is not None and len(ids) >= self._engine.max_context_tokens:
             raise DataError(
@@ -231,8 +230,7 @@ class RolloutDriver:
         return await episode.environment.step(action)
 
     def _action_text(self, token_ids: Sequence[int]) -> str:
-        if token_ids[-1] in self._stop_token_ids:
-            token_ids = token_ids[:-1]
+        token_ids = token_ids[:-1] if token_ids[-1] in self._stop_token_ids else token_ids
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _apply(self, episode: _Episode, result: StepResult | Exception) -> bool:
@@ -243,12 +241,7 @@ class RolloutDriver:
             trajectory.rewards = [0.0] * len(trajectory.rewards)
             trajectory.info = {"environment_error": 1.0}
             return False
-        if not math.isfinite(result.reward):
-            raise DataError(
-                f"problem {trajectory.problem_id}: its environment gave the reward {result.reward}; mend the task's "
-                f"scoring or drop the problem"
-            )
-        trajectory.rewards[-1] += result.reward
+        _add_reward(trajectory, result.reward, source="its environment")
         goes_on = not result.done and self._observe(episode, result)
         if result.info or episode.counted:
             trajectory.info = {**trajectory.info, **result.info, **episode.counted}
@@ -287,6 +280,10 @@ class RolloutDriver:
             del self._episodes[episode.session]
             self._engine.release(episode.session)
             _close(episode)
+            if not (episode.trajectory.excluded or "environment_error" in episode.trajectory.info):
+                tokens, limit = len(episode.trajectory.response_ids), episode.max_response_tokens
+                reward = self._task.length_reward(tokens, limit=limit)
+                _add_reward(episode.trajectory, reward, source="its length")
             episode.group.remaining -= 1
             if episode.group.remaining == 0:
                 self._unfinished -= 1
@@ -299,9 +296,17 @@ def _close(episode: _Episode) -> None:
         try:
             episode.environment.close()
         except Exception as error:
-            problem = episode.trajectory.problem_id
-            logger.warning("problem %s: its environment could not be closed", problem, exc_info=error)
+            logger.warning("%s: its environment could not be closed", episode.trajectory.problem_id, exc_info=error)
         episode.environment = None
+
+
+def _add_reward(trajectory: Trajectory, reward: float, *, source: str) -> None:
+    """Add to the reward of the last token; raises DataError where it is not finite."""
+    if not math.isfinite(reward):
+        raise DataError(
+            f"problem {trajectory.problem_id}: {source} gave the reward {reward}; mend the scoring or drop the problem"
+        )
+    trajectory.rewards[-1] += reward
 
 
 def _append_turn(trajectory: Trajectory, generation: Generation) -> None:
@@ -348,47 +353,3 @@ def _exclude(trajectory: Trajectory) -> None:
     trajectory.rewards = [0.0] * count
     if trajectory.kept_ids is not None:
         trajectory.kept_ids = [[] for _ in trajectory.response_ids]
-
-
-class DriverFactory(Protocol):
-    """Whatever builds a driver. A backend that runs it elsewhere needs a factory it can pickle."""
-
-    def build(self) -> RolloutDriver:
-        """A new driver."""
-        ...
-
-
-@dataclass(frozen=True)
-class DriverSpec:
-    """A :class:`DriverFactory` for the embedded engine; small and picklable.
-
-    Attributes:
-        model_dir: model folder or hub name of architecture, tokenizer and first weights.
-        slots: sequences decoded together.
-    """
-
-    config: Config
-    model_dir: str
-    slots: int
-
-    def build(self) -> RolloutDriver:
-        """Load task, tokenizer and model, and put the embedded engine behind the driver.
-
-        Raises:
-            BraceError: the task's data or the model cannot be used.
-        """
-        from brace_rl.tasks import build_task
-        from brace_rl.training.engines.embedded import EmbeddedEngine
-        from brace_rl.training.models import load_actor, load_tokenizer, resolve_device
-
-        config = self.config
-        tokenizer = load_tokenizer(self.model_dir)
-        model = load_actor(self.model_dir, dtype=config.model.dtype, device=resolve_device(config.model.device))
-        return RolloutDriver(
-            EmbeddedEngine(model, tokenizer, slots=self.slots),
-            build_task(config.task, config.warm_start, config.run.seed),
-            tokenizer,
-            max_prompt_tokens=config.rollout.max_prompt_tokens,
-            # Half the trainer's patience: a stuck environment is then one failed response, not a failed run.
-            environment_timeout_s=config.schedule.timeout_s / 2,
-        )

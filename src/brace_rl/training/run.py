@@ -23,10 +23,14 @@ from brace_rl.tasks.base import Task
 from brace_rl.training.backends.base import Backend
 from brace_rl.training.backends.inline import InlineBackend
 from brace_rl.training.backends.process import ProcessBackend
-from brace_rl.training.checkpoint import Checkpoint, checkpoint_step, latest_checkpoint, load_checkpoint
+from brace_rl.training.backends.ray_workers import RayBackend, require_ray
+from brace_rl.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint
 from brace_rl.training.data import ProblemStream
+from brace_rl.training.driver_spec import DriverSpec
+from brace_rl.training.engines.vllm import require_vllm
 from brace_rl.training.evaluate import Evaluator
 from brace_rl.training.learner import Learner
+from brace_rl.training.learner_group import LearnerGroup
 from brace_rl.training.loop import Trainer
 from brace_rl.training.models import (
     Critic,
@@ -39,7 +43,7 @@ from brace_rl.training.models import (
     save_actor,
 )
 from brace_rl.training.progress import Progress
-from brace_rl.training.rollout import DriverSpec
+from brace_rl.training.rank_processes import rank_processes
 from brace_rl.training.run_files import RunWriter, check_trackers
 from brace_rl.training.types import derive_seed
 from brace_rl.training.warm_start import warm_start
@@ -48,8 +52,11 @@ INITIAL_MODEL = "initial"
 """Folder of a run that holds the actor as it was before the first trainer step, warm start included."""
 
 
+_HOW_NOT_WHAT = ("device", "gradient_checkpointing", "sharding")
+"""Settings of the model that change where and how it is computed, not what it is."""
+
 FIXED_SETTINGS = (
-    *(f"model.{name}" for name in ModelConfig.model_fields if name != "device"),
+    *(f"model.{name}" for name in ModelConfig.model_fields if name not in _HOW_NOT_WHAT),
     "rollout.prompts_per_step",
     "rollout.samples_per_prompt",
     "rollout.temperature",
@@ -90,6 +97,7 @@ def check(config: Config) -> dict[str, str]:
         check_model(config.model.path)
     tokenizer = load_tokenizer(config.model.path) if config.model.path else task.build_tokenizer()
     check_trackers(config.run.trackers)
+    _check_installed(config)
     new_run_dir(config, None)
     return {
         "task": config.task.name,
@@ -97,6 +105,7 @@ def check(config: Config) -> dict[str, str]:
         "held-out problems": str(len(held_out)),
         "first problem": str(train[0].prompt),
         "longest prompt": f"{_check_prompts(config, task, tokenizer)} tokens",
+        "rollouts": f"{config.backend.kind}, {config.backend.workers} x {config.backend.engine}",
         "schedule": f"{config.schedule.mode}, S = {config.schedule.max_staleness}",
         "value target": f"{config.algorithm.value_target}, window {config.algorithm.window}",
         "actor": f"rule {config.actor.rule}, advantage {config.algorithm.advantage}",
@@ -110,6 +119,7 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
         BraceError: anything a user can mend.
     """
     started = time.monotonic()
+    _check_installed(config)
     checkpoint = _checkpoint_to_resume(config, run_dir) if resume else None
     if config.schedule.learner_threads:
         torch.set_num_threads(config.schedule.learner_threads)
@@ -121,7 +131,10 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
         actor, tokenizer = _load_or_make(config, task, run_dir, resume=resume)
         _check_prompts(config, task, tokenizer)
         # A checkpoint is read in full before anything of the run is changed.
-        loaded = None if checkpoint is None else _load_learner(checkpoint, config, actor)
+        loaded = None
+        if checkpoint is not None:
+            learner = _new_learner(config, actor, run_dir, stack)
+            loaded = load_checkpoint(checkpoint, actor=actor, critic=learner.critic, optimizers=learner.optimizers)
         writer = stack.enter_context(
             RunWriter(
                 run_dir,
@@ -132,7 +145,7 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
         )
         if loaded is None:
             _warm_start(config, task, actor, tokenizer, run_dir, progress)
-        learner = _new_learner(config, actor) if loaded is None else loaded[0]
+            learner = _new_learner(config, actor, run_dir, stack)
         backend = _backend(config, run_dir, actor)
         stack.callback(backend.close)
         trainer = Trainer(
@@ -146,7 +159,7 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
             progress=progress,
         )
         if loaded is not None:
-            trainer.restore(loaded[1])
+            trainer.restore(loaded)
         status = "failed"
         try:
             status = _train(trainer, progress)
@@ -161,15 +174,23 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
     return Outcome(status, run_dir, report, summary)
 
 
-def _load_learner(path: Path, config: Config, actor: PreTrainedModel) -> tuple[Learner, Checkpoint]:
-    """The learner as it was, and the rest of the checkpoint."""
-    learner = _new_learner(config, actor)
-    return learner, load_checkpoint(path, actor=actor, critic=learner.critic, optimizers=learner.optimizers)
+def _check_installed(config: Config) -> None:
+    """Raises BraceError, before anything is done, where the rollouts need a library that is missing."""
+    if config.backend.kind == "ray":
+        require_ray()
+    if config.backend.engine == "vllm":
+        require_vllm()
 
 
-def _new_learner(config: Config, actor: PreTrainedModel) -> Learner:
-    has_critic = config.algorithm.value_target != "none"
-    return Learner(actor, Critic.from_actor(actor) if has_critic else None, config)
+def _new_learner(config: Config, actor: PreTrainedModel, run_dir: Path, stack: ExitStack) -> Learner | LearnerGroup:
+    """The learner, whose other ranks, if any, end with ``stack``."""
+    critic = Critic.from_actor(actor) if config.algorithm.value_target != "none" else None
+    if config.optim.learner_ranks == 1:
+        return Learner(actor, critic, config)
+    peers, meeting = stack.enter_context(rank_processes(config, _model_dir(config, run_dir)))
+    group = LearnerGroup(actor, critic, config, peers=peers, meeting=meeting)
+    stack.callback(group.close)
+    return group
 
 
 def _check_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -284,6 +305,15 @@ def _warm_start(
 
 def _backend(config: Config, run_dir: Path, actor: PreTrainedModel) -> Backend:
     spec = DriverSpec(config, _model_dir(config, run_dir), slots=config.rollout.slots)
+    if config.backend.kind == "ray":
+        return RayBackend(
+            spec,
+            workers=config.backend.workers,
+            timeout_s=config.schedule.timeout_s,
+            threads=config.schedule.rollout_threads,
+            gpus=config.backend.gpus_per_worker,
+            address=config.backend.address,
+        )
     if config.schedule.mode != "async":
         return InlineBackend(spec.build())
     return ProcessBackend(

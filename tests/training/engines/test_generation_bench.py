@@ -13,7 +13,7 @@ def small(**more):
 
 def test_every_row_counts_the_same_tokens_and_its_figures_agree():
     rows = {row["method"]: row for row in small()}
-    assert list(rows) == ["embedded engine", "generate()", "transformers manager"]
+    assert list(rows)[:3] == ["embedded engine", "generate()", "transformers manager"]
     ran = [row for row in rows.values() if row["tokens"] is not None]
     assert {"embedded engine", "generate()"} <= {row["method"] for row in ran}
     assert len({row["tokens"] for row in ran}) == 1
@@ -25,6 +25,6 @@ def test_every_row_counts_the_same_tokens_and_its_figures_agree():
 
 
 def test_a_method_that_cannot_run_is_a_row_with_the_reason():
-    manager = small(manager_timeout_s=-1.0)[-1]
+    manager = small(manager_timeout_s=-1.0)[2]
     assert manager["tokens"] is None
     assert manager["note"].startswith("cannot run: ")

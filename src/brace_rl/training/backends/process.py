@@ -33,7 +33,7 @@ from brace_rl.errors import BraceError, WaitTimeoutError
 from brace_rl.training.backends.base import Backend
 from brace_rl.training.backends.shared_weights import SharedWeights
 from brace_rl.training.backends.worker import Answers, Copied, Prompts, Weights, serve
-from brace_rl.training.rollout import DriverFactory
+from brace_rl.training.driver_spec import DriverFactory
 from brace_rl.training.types import RolloutGroup, RolloutRequest
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ import torch
 import brace_rl.errors
 from brace_rl.errors import BraceError
 from brace_rl.training.backends.shared_weights import SharedWeights
-from brace_rl.training.rollout import DriverFactory, RolloutDriver
+from brace_rl.training.driver_spec import DriverFactory
+from brace_rl.training.rollout import RolloutDriver
 from brace_rl.training.types import RolloutGroup, RolloutRequest
 
 ORPHAN_CHECK_S = 1.0
