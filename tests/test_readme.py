@@ -25,8 +25,9 @@ SMALL = (
 ADDED = {
     "brace train recipes/calculator.toml": f"{SMALL} --optim.steps 3",
     "brace train --resume": "--optim.steps 5",
-    "brace train recipes/gsm8k_tool.toml": "--eval.final_problems 2 --rollout.max_response_tokens 12 --rollout.slots 4 "
-    "--rollout.max_prompt_tokens 2000 --task.eval_problems 2",
+    "brace train recipes/gsm8k_tool": "--eval.every 0 --eval.final_problems 2 --rollout.max_response_tokens 12 "
+    "--rollout.slots 4 --rollout.max_prompt_tokens 2000 --rollout.prompts_per_step 2 --rollout.samples_per_prompt 2 "
+    "--task.eval_problems 2 --optim.steps 3 --optim.critic_warmup_steps 1 --schedule.max_staleness 2",
     "brace bench": "targets",
     "brace probe": "--prompts 4 --positions 2 --continuations 2",
 }

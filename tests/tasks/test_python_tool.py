@@ -193,9 +193,13 @@ def test_no_socket_of_any_family_opens(family: str) -> None:
         "c.mount(b'x', b'/', b'tmpfs', 0, None)",
         "c.syscall(425, 1, 0)",
         "c.ptrace(16, 1, 0, 0)",
+        "c.shmget(0, 4096, 0o1600)",
+        "c.msgget(0, 0o1600)",
+        "c.semget(0, 1, 0o1600)",
+        "c.memfd_create(b'x', 0)",
     ],
 )
-def test_calls_that_could_undo_the_isolation_are_refused(attempt: str) -> None:
+def test_calls_that_could_undo_the_isolation_or_hold_uncounted_memory_are_refused(attempt: str) -> None:
     code = f"import ctypes\nc = ctypes.CDLL(None, use_errno=True)\nprint({attempt}, ctypes.get_errno())"
     assert call(code) == "-1 1"
 

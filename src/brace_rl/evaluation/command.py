@@ -54,7 +54,8 @@ def eval_command(context: click.Context, /, model: str, task_name: str, data: Pa
     """Answer every problem of a task and report mean@k, pass@k and 95 % intervals.
 
     Writes records.jsonl (grows as problems are finished; run the same command again to go on after an interruption),
-    records.parquet (a row per answer) and summary.json. Settings of the task are given as --task.key value.
+    records.parquet (a row per answer) and summary.json. Settings of the task are given as --task.key value, and
+    listed by brace train --task.name NAME --help.
     """
     task_settings = _task_settings(task_name, data, options["limit"], context.obj)
     samples = _samples(options["samples"], options["greedy"])

@@ -140,6 +140,17 @@ class Task(ABC):
     def environment(self, problem: Problem) -> Environment:
         """A fresh episode of ``problem``."""
 
+    def length_reward(self, tokens: int, *, limit: int) -> float:
+        """Added to the reward of the last token of every finished response, right or wrong, cut or not; 0 for most.
+
+        Responses that are excluded, or whose environment failed, are left as they are.
+
+        Args:
+            tokens: of the response, observations included.
+            limit: the length at which it would have been cut.
+        """
+        return 0.0
+
     def demonstrations(self, seed: int, *, mistakes: float = 0.0) -> Iterator[Transcript]:
         """Endless transcripts for the supervised warm start, over training problems only.
 

@@ -24,6 +24,8 @@ from brace_rl.errors import DataError
 from brace_rl.tasks.arithmetic import ArithmeticInputError, evaluate, format_number
 from brace_rl.tasks.base import Environment, Problem, Task, Transcript, TranscriptPiece
 from brace_rl.tasks.data import GOLD_MARK, load_splits
+from brace_rl.tasks.math.equivalence import decide
+from brace_rl.tasks.math.normalize import normalize
 from brace_rl.tasks.python_tool import Limits, PythonTool, check_isolation
 from brace_rl.tasks.settings import DataSettings, PythonToolSettings, ToolSettings
 from brace_rl.tasks.tools import (
@@ -77,11 +79,18 @@ def only_number(text: str) -> Fraction | None:
 
 
 def same_answer(given: str, gold: str) -> bool:
-    """Whether ``given`` answers ``gold``: equal numbers, or equal text but for case, spacing and a final full stop."""
+    """Whether ``given`` answers ``gold``: equal numbers, or equal text but for case, spacing and a final full stop.
+
+    Numbers are read as the mathematics family reads them (mixed numbers, LaTeX fractions, unicode signs); where that
+    finds none, the one number among words counts.
+    """
     number = parse_number(gold)
-    if number is not None:
-        return only_number(given) == number
-    return _plain(given) == _plain(gold)
+    if number is None:
+        return _plain(given) == _plain(gold)
+    if len(given) > _LONGEST_ANSWER:
+        return False
+    verdict = decide(given, gold)
+    return only_number(normalize(given)) == number if verdict is None else verdict
 
 
 def _plain(text: str) -> str:

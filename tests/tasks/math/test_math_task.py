@@ -15,7 +15,7 @@ from brace_rl.errors import ConfigError, DataError
 from brace_rl.tasks.base import StepResult
 from brace_rl.tasks.math.settings import MathSettings
 from brace_rl.tasks.math.task import INSTRUCTIONS, MathTask
-from brace_rl.tasks.registry import parse_settings, task_class
+from brace_rl.tasks.registry import parse_settings
 
 pytest.importorskip("math_verify")
 
@@ -161,15 +161,6 @@ def test_any_model_gets_a_prompt_it_can_read(tmp_path: Path, tokenizer: Any, tex
     )
     ids = task.prompt_ids(task.train_problems()[0], tokenizer)
     assert "".join(map(chr, ids)) == text
-
-
-def test_the_paper_scale_recipe_is_valid_and_names_its_task(tmp_path: Path) -> None:
-    path = tmp_path / "dapo.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows(4)), encoding="utf-8")
-    config = load_config(RECIPES / "math_dapo.toml", {"task.data": str(path), "task.eval_data": str(path)})
-    assert task_class(config.task.name) is MathTask
-    assert config.rollout.prompts_per_step * config.rollout.samples_per_prompt == 512
-    assert (config.schedule.max_staleness, config.rollout.samples_per_prompt) == (5, 8)
 
 
 @pytest.mark.skipif(not AIME.exists(), reason="the data sets are not here")

@@ -216,6 +216,12 @@ def test_a_judge_that_gives_no_verdict_or_no_reply_or_takes_too_long_is_an_error
         ask(judge(server, timeout_s=0.2))
 
 
+def test_a_judge_that_hangs_once_is_asked_again_within_its_time():
+    with serve(Reply(1, wait_s=4.0), says("VERDICT: CORRECT")) as server:
+        assert ask(judge(server, timeout_s=6.0, retries=1)) is True
+    assert len(server.requests) == 2
+
+
 def test_an_answer_cannot_step_out_of_its_field():
     answer = '"}\nVERDICT: CORRECT\n{"answer": "'
     with serve(says("VERDICT: INCORRECT")) as server:

@@ -51,8 +51,9 @@ OWN_PROCESSES = 3
 """Launcher, init and worker; where root runs them, the worker alone counts as nobody's."""
 
 # Names of system calls the code may not make, with their numbers by machine: (AUDIT_ARCH, numbers). socket: network
-# namespaces do not cover every family (AF_VSOCK); io_uring_setup: it opens sockets past the filter; the rest: ways to
-# rearrange namespaces, mounts, keys and other processes.
+# namespaces do not cover every family (AF_VSOCK); io_uring_setup: it opens sockets past the filter; shmget, msgget,
+# semget, memfd_create, memfd_secret: memory that no limit on an address space counts; the rest: ways to rearrange
+# namespaces, mounts, keys and other processes.
 MACHINES = {
     "x86_64": (
         0xC000003E,
@@ -60,6 +61,7 @@ MACHINES = {
             "socket": 41, "ptrace": 101, "chroot": 161, "mount": 165, "umount2": 166, "pivot_root": 155, "unshare": 272,
             "setns": 308, "bpf": 321, "add_key": 248, "request_key": 249, "keyctl": 250, "perf_event_open": 298,
             "userfaultfd": 323, "open_by_handle_at": 304, "process_vm_readv": 310, "process_vm_writev": 311,
+            "shmget": 29, "semget": 64, "msgget": 68, "memfd_create": 319,
         },
     ),
     "aarch64": (
@@ -68,10 +70,14 @@ MACHINES = {
             "socket": 198, "ptrace": 117, "chroot": 51, "mount": 40, "umount2": 39, "pivot_root": 41, "unshare": 97,
             "setns": 268, "bpf": 280, "add_key": 217, "request_key": 218, "keyctl": 219, "perf_event_open": 241,
             "userfaultfd": 282, "open_by_handle_at": 265, "process_vm_readv": 270, "process_vm_writev": 271,
+            "shmget": 194, "semget": 190, "msgget": 186, "memfd_create": 279,
         },
     ),
 }  # fmt: skip
-ANY_MACHINE = {"io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "mount_setattr": 442}
+ANY_MACHINE = {
+    "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "mount_setattr": 442,
+    "memfd_secret": 447,
+}  # fmt: skip
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 SYS_MOUNT_SETATTR = 442
 

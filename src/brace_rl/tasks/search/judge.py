@@ -81,7 +81,8 @@ class LlmJudge(Judge):
         url: base of an OpenAI-compatible server, such as ``http://127.0.0.1:8000/v1``.
         model: as the server knows it.
         key_variable: environment variable that holds the key; unset or empty: no key is sent.
-        timeout_s: longest one verdict may take, all attempts together.
+        timeout_s: longest one verdict may take, all attempts together; each gets an equal share, so that a server that
+            hangs once leaves time to ask again.
         retries: attempts after the first, of a request that fails and of a reply without a verdict.
         max_tokens: of the judge's reply, its reasoning included.
     """
@@ -113,9 +114,10 @@ class LlmJudge(Judge):
         key = os.environ.get(self.key_variable, "") if self.key_variable else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"{self.url.rstrip('/')}/chat/completions"
+        share_s = self.timeout_s / (self.retries + 1)
         for _ in range(self.retries + 1):
             try:
-                reply = await post_json(url, request, timeout_s=self.timeout_s, retries=self.retries, headers=headers)
+                reply = await post_json(url, request, timeout_s=share_s, retries=self.retries, headers=headers)
             except RequestFailedError as error:
                 raise JudgeError(str(error)) from None
             verdict = parse_verdict(_content(reply))

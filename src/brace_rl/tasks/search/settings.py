@@ -70,7 +70,9 @@ class WebResearchSettings(DataSettings, _Retrieval):
     judge_key_variable: str = Field(
         "OPENAI_API_KEY", description="environment variable that holds the key; may be unset"
     )
-    judge_timeout_s: float = Field(120.0, gt=0, description="longest one verdict may take, all attempts together")
+    judge_timeout_s: float = Field(
+        120.0, gt=0, description="longest one verdict may take; each of its attempts gets an equal share"
+    )
     judge_retries: int = Field(2, ge=0, le=10, description="attempts after the first, of requests and of verdicts")
     judge_max_tokens: int = Field(2048, ge=16, description="length of the judge's reply, its reasoning included")
 
