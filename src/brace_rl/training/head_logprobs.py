@@ -80,7 +80,8 @@ def head_logprobs(
         ``[N]`` log-probs, whose gradient reaches ``hidden``, ``weight`` and ``bias``; ``[N]`` entropies in nats, which
         carry none. Float32 or better. Products with the head are made in autocast's dtype where that is on.
     """
-    logprobs, entropies = _HeadLogprobs.apply(hidden, weight, bias, tokens, form, kept, chunk_bytes)
+    arguments = (hidden, weight, bias, tokens, form, kept, chunk_bytes)
+    logprobs, entropies = _HeadLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 

@@ -49,7 +49,8 @@ class TokenScorer(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Of the model's weights."""
-        return self.model.dtype
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     def forward(self, batch: Batch) -> TokenLogprobs:
         """Score ``batch``. Where it has kept sets, pi is renormalised over the same set as mu."""

@@ -104,7 +104,7 @@ def join(rank: int, config: Config, meeting: Path, device: torch.device) -> Rank
     dist.init_process_group(
         backend,
         # A file, not a port: no other user of the machine can join or listen.
-        store=dist.FileStore(str(meeting), size),
+        store=dist.FileStore(str(meeting), size),  # type: ignore[attr-defined]
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=config.schedule.timeout_s),
