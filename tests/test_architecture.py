@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "report": {"errors", "files"},
     "oracle": {"core", "actor", "section", "errors", "files", *SHOWING},
     "diagnose": {"core", "diagnostics", "report", "errors", "files"},
-    "training": {"core", "actor", "diagnostics", "tasks", "report", "config", "errors", "files"},
+    "training": {"core", "actor", "diagnostics", "tasks", "report", "config", "config_checks", "errors", "files"},
     "probe": {"training", "tasks", "report", "diagnose", "config", "errors", "files", *SHOWING},
     "compare": {"config", "methods", "overrides", "section", "diagnose", "report", "errors", "files", *SHOWING},
     "integrations": {"core", "diagnostics", "errors"},

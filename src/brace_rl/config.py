@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from brace_rl.actor.options import PPOOptions, RuleOptions, rule_options
+from brace_rl.config_checks import check_combinations
 from brace_rl.errors import ConfigError
 from brace_rl.methods import with_method
 from brace_rl.overrides import parse_text
@@ -40,9 +40,6 @@ DEFAULT_RULE = "ppo"
 
 LONGEST_WINDOW = 1_000_000
 """Policy tokens."""
-
-SHORT_WINDOW = 20
-"""Windows below it keep their anchor under a lambda below 1; no warning is given."""
 
 
 class ModelConfig(Section):
@@ -92,7 +89,7 @@ class ScheduleConfig(Section):
 
     mode: Literal["sync", "lag", "async"] = Field(
         "async",
-        description="sync; lag (one process, batches exactly max_staleness old); async (rollouts in a process)",
+        description="sync; lag (one process, batches max_staleness old, the first less); async (rollouts in a process)",
     )
     max_staleness: int = Field(4, ge=0, description="S: largest age, in trainer steps, of any consumed token")
     too_old: Literal["wait", "drop"] = Field("wait", description="async: wait for stragglers, or drop what is too old")
@@ -117,14 +114,8 @@ class BackendConfig(Section):
 ValueTarget = Literal["brace", "capped", "vtrace", "gae", "monte_carlo", "none"]
 Advantage = Literal["eq27", "gae", "group", "dr_grpo", "rloo", "group_brace"]
 
-GROUP_ADVANTAGES = ("group", "dr_grpo", "rloo", "group_brace")
-"""Advantages of a response against the others to its prompt; they read no critic."""
-
 AUTOMATIC_WINDOWS = ("auto", "auto_path")
 """Windows chosen from the ratios of each batch."""
-
-WINDOWED_TARGETS = ("brace", "capped", "vtrace")
-"""Targets corrected by ratios."""
 
 
 class AlgorithmConfig(Section):
@@ -256,109 +247,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> Config:
-        schedule, model = self.schedule, self.model
-        self.task.check_training(model_path=model.path)
-        if schedule.mode == "sync" and schedule.max_staleness > 0:
-            raise ValueError(
-                "schedule.max_staleness: schedule.mode = 'sync' has staleness 0; set it to 0 or use 'lag' or 'async'"
-            )
-        if schedule.mode != "async" and schedule.sync_every != 1:
-            raise ValueError("schedule.sync_every: only schedule.mode = 'async' can skip weight updates; set it to 1")
-        if schedule.sync_every > schedule.max_staleness + 1:
-            raise ValueError(
-                f"schedule.sync_every: {schedule.sync_every} steps between weight updates can never respect "
-                f"max_staleness = {schedule.max_staleness}; use at most max_staleness + 1"
-            )
-        if not model.path and model.hidden_size % (2 * model.heads):
-            raise ValueError("model.hidden_size: must be an even multiple of model.heads (rotary embedding)")
-        responses = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
-        if self.optim.minibatches > responses:
-            raise ValueError(
-                f"optim.minibatches: {self.optim.minibatches} is more than the {responses} responses a step"
-            )
-        if self.optim.keep_graph and self.optim.minibatches > 1:
-            raise ValueError(
-                "optim.keep_graph: the graph is that of the weights before the first minibatch; set optim.minibatches "
-                "to 1 or keep_graph to false"
-            )
-        self._check_ranks()
-        if not all(0 <= beta < 1 for beta in self.optim.betas):
-            raise ValueError(f"optim.betas: both must be at least 0 and below 1 (got {list(self.optim.betas)})")
-        if self.optim.critic_warmup_steps >= self.optim.steps:
-            raise ValueError("optim.critic_warmup_steps: must be below optim.steps, or the actor never learns")
-        if self.optim.critic_warmup_until and not self.optim.critic_warmup_steps:
-            raise ValueError(
-                "optim.critic_warmup_until: ends a warm-up early, and optim.critic_warmup_steps = 0 is none; set that "
-                "to 1 or more, or critic_warmup_until to 0"
-            )
-        self._check_backend()
-        self._check_algorithm()
+        check_combinations(self)
         return self
-
-    def _check_backend(self) -> None:
-        backend = self.backend
-        for name in ("workers", "address", "gpus_per_worker") if backend.kind == "local" else ():
-            if getattr(backend, name) != BackendConfig.model_fields[name].default:
-                raise ValueError(
-                    f"backend.{name}: only a Ray cluster has that; set backend.kind = 'ray' or leave it out"
-                )
-        if backend.engine == "vllm" and (self.rollout.top_p < 1 or self.rollout.top_k > 0):
-            raise ValueError(
-                "backend.engine: vllm does not say which tokens top-p and top-k left in; set rollout.top_p = 1 and "
-                "rollout.top_k = 0, or use the embedded engine"
-            )
-        if backend.engine == "vllm" and self.actor.needs_entropy:
-            raise ValueError(
-                f"backend.engine: vllm reports no entropies, which actor rule {self.actor.rule} reads; use the "
-                "embedded engine or another rule"
-            )
-
-    def _check_ranks(self) -> None:
-        if self.model.sharding == "none":
-            return
-        if self.optim.learner_ranks == 1:
-            raise ValueError(
-                "model.sharding: fsdp2 cuts the models over several ranks, and optim.learner_ranks is 1; raise that or "
-                "use sharding = 'none'"
-            )
-        if self.optim.keep_graph:
-            raise ValueError("optim.keep_graph: a graph over fsdp2's parts cannot be kept; set it to false")
-        if self.actor.needs_weight_average:
-            raise ValueError(
-                f"model.sharding: {self.actor.rule} keeps a whole second copy of the actor, which fsdp2 does not cut; "
-                "use sharding = 'none' or another actor rule"
-            )
-
-    def _check_algorithm(self) -> None:
-        algorithm = self.algorithm
-        if algorithm.value_target == "none" and algorithm.advantage not in GROUP_ADVANTAGES:
-            raise ValueError(
-                f"algorithm.advantage: {algorithm.advantage} reads a critic, and algorithm.value_target = 'none' has "
-                f"none; use one of {', '.join(GROUP_ADVANTAGES)}, or a value target"
-            )
-        if algorithm.advantage in GROUP_ADVANTAGES and self.rollout.samples_per_prompt < 2:
-            raise ValueError(
-                f"rollout.samples_per_prompt: algorithm.advantage = {algorithm.advantage!r} compares the responses to "
-                "one prompt; set it to 2 or more"
-            )
-        if self.actor.fresh_only and self.schedule.max_staleness > 0:
-            raise ValueError(
-                f"actor.edge: {self.actor.rule} with edge = 'U' looks past staleness, and max_staleness is "
-                f"{self.schedule.max_staleness}; use edge = 'E', or set max_staleness to 0"
-            )
-        windowed = algorithm.value_target in WINDOWED_TARGETS
-        if not windowed or algorithm.lam == 1:
-            return
-        horizon = self.rollout.max_response_tokens
-        if algorithm.value_target != "vtrace" and isinstance(algorithm.window, int):
-            if algorithm.window < SHORT_WINDOW:
-                return
-            horizon = algorithm.window
-        warnings.warn(
-            f"algorithm.lam = {algorithm.lam:g} leaves the tail a weight of {algorithm.lam**horizon:.1e} after "
-            f"{horizon} tokens, so the reward hardly reaches the target; use lam = 1 or a shorter window",
-            stacklevel=2,
-        )
 
 
 def load_config(

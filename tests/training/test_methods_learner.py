@@ -320,6 +320,10 @@ def test_a_minibatch_that_nobody_could_judge_changes_nothing():
     ("sections", "message"),
     [
         ({"algorithm": {"value_target": "none"}}, r"algorithm\.advantage: eq27 reads a critic"),
+        (
+            {"algorithm": {"advantage": "group_brace", "gamma": 0.9}, "rollout": ROLLOUT},
+            r"algorithm\.advantage: group_brace is Eq\. 27 at gamma = lam = 1",
+        ),
         ({"algorithm": {"advantage": "group"}}, r"rollout\.samples_per_prompt: .*2 or more"),
         ({"actor": {"rule": "estr"}}, r"actor\.tau: field required"),
         ({"actor": {"rule": "icepops"}}, r"actor\.rule: .*did you mean icepop"),

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from brace_rl import core
-from brace_rl.config import GROUP_ADVANTAGES, AlgorithmConfig
+from brace_rl.config import AlgorithmConfig
+from brace_rl.config_checks import GROUP_ADVANTAGES
 from brace_rl.training.batch import Batch
 
 
