@@ -93,6 +93,7 @@ def environment(case: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "disabled",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or Ray takes the address that others can reach
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "HYDRA_FULL_ERROR": "1",

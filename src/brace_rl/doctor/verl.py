@@ -105,9 +105,11 @@ def _workers(route: Route) -> tuple[list[tuple[str, str]], list[Finding]]:
     """Probe a Ray worker on every node: of the cluster in RAY_ADDRESS, else of one started here and stopped again."""
     if find_spec("ray") is None:
         return [], [Finding("error", "workers: ray is not installed", "pip install 'ray[default]'")]
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:  # read when Ray is imported; naming the address alone is overruled by one that others can reach
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray
 
-    address = os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         ray.init(**({"address": address} if address else local), log_to_driver=False, logging_level="ERROR")
