@@ -29,6 +29,10 @@ Common arguments
     check_inputs: look at the data for NaN and misplaced rewards, for which a GPU must wait. Shapes, dtypes and options
         are always checked.
 
+Windows that the data choose are in :mod:`brace_rl.core.windows`; the cost grows with the logarithm of the longest. Where
+most ratios meet a ``c_clip`` above 1, which staleness alone does not bring about, the weight of the return leaves float32
+after 930 tokens at 1.1.
+
 Result
     ``ValueTargets`` of ``[B, T]`` tensors, zero where there is no policy token, never carrying a gradient. The dtype is
     float64 if any input is float64; anything lower is computed and returned in float32.
@@ -90,11 +94,9 @@ def brace_targets(
     weight 1; ``pi = mu`` with ``gamma = lam = 1`` is the return everywhere; the last token's target is its reward.
 
     Args:
-        window: policy tokens to correct, at least 0: an int, or an int tensor, one number or ``[B, T]`` with a window
-            for each position (see :mod:`brace_rl.core.windows`). The cost grows with its logarithm.
+        window: policy tokens to correct, from 0: an int, a scalar tensor, or ``[B, T]`` integers, one per position.
         rho_clip: cap of the residual's ratio; the window's own fixed point is the value of ``~ min(rho_clip mu, pi)``.
-        c_clip: cap of the trace's ratio; ``c_clip^window`` bounds the weight of the return. Should most ratios meet a
-            cap above 1, which staleness alone does not bring about, the weight leaves float32 after 930 tokens at 1.1.
+        c_clip: cap of the trace's ratio; ``c_clip^window`` bounds the weight of the return.
         gamma: discount per policy token.
         lam: multiplies every trace coefficient; below 1 the return loses its weight in about ``1 / (1 - lam)`` tokens.
     """

@@ -140,9 +140,8 @@ def token_level_estimates(
         rewards: ``[B, T]`` as the framework holds them. A reward on a token that the policy did not write belongs to
             the last one it did write before; what is not finite there counts as none.
         action_mask: ``[B, T]`` bool, true where the policy wrote the token: structural, before any rejection.
-        behavior_logprobs: ``[B, T]`` log mu, recorded when the token was sampled. None only where ``options`` need no
-            ratios; the same for the next.
-        target_logprobs: ``[B, T]`` log pi of the trainer's policy before the update.
+        behavior_logprobs: ``[B, T]`` log mu, recorded when the token was sampled; None where no ratios are needed.
+        target_logprobs: ``[B, T]`` log pi of the trainer's policy before the update; None likewise.
         loss_mask: ``[B, T]`` bool, what the losses will be taken over, after rejection; None: the action mask. It
             decides over which tokens advantages are whitened, and nothing else.
         bootstrap_values: ``[B]`` value after the last token of rows that were cut off, 0 for rows that ended; None: no
