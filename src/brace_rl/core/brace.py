@@ -29,9 +29,9 @@ Common arguments
     check_inputs: look at the data for NaN and misplaced rewards, for which a GPU must wait. Shapes, dtypes and options
         are always checked.
 
-Windows that the data choose are in :mod:`brace_rl.core.windows`; the cost grows with the logarithm of the longest. Where
-most ratios meet a ``c_clip`` above 1, which staleness alone does not bring about, the weight of the return leaves float32
-after 930 tokens at 1.1.
+Windows that the data choose are in :mod:`brace_rl.core.windows`; the cost grows with the logarithm of the longest.
+Where most ratios meet a ``c_clip`` above 1, which staleness alone does not bring about, the weight of the return leaves
+float32 after 930 tokens at 1.1.
 
 Result
     ``ValueTargets`` of ``[B, T]`` tensors, zero where there is no policy token, never carrying a gradient. The dtype is
