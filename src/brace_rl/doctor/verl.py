@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from brace_rl.doctor import fresh_process
 from brace_rl.doctor.examination import Examination, Request
 from brace_rl.doctor.settings import read_settings, with_overrides
 from brace_rl.errors import BraceError
 from brace_rl.integrations.finding import Finding
 from brace_rl.integrations.verl.checks import TRAINERS, config_findings
-from brace_rl.integrations.verl.probe import GROUP, MARK, probe
-from brace_rl.integrations.verl.versions import PATCHED_MODULES, SUPPORTED, Route, UnsupportedVersionError, route_for
+from brace_rl.integrations.verl.probe import GROUP, probe
+from brace_rl.integrations.verl.versions import PATCHED_MODULES, SUPPORTED, Route, route_for
+from brace_rl.integrations.versions import UnsupportedVersionError
 
 PLUGIN = "brace_rl.integrations.verl.plugin"
-PROBE_SECONDS = 600
-"""Importing verl takes seconds, on a cold or busy machine minutes."""
+PROBE = "brace_rl.integrations.verl.probe"
 
 
 def examine(request: Request) -> Examination:
@@ -53,18 +51,8 @@ def examine(request: Request) -> Examination:
 
 
 def _ask_process() -> dict[str, Any]:
-    """Probe a fresh process: this one must not import verl, and verl loads its plug-ins but once."""
-    command = [sys.executable, "-m", "brace_rl.integrations.verl.probe"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise BraceError(f"the doctor waited {PROBE_SECONDS} s for a process to import verl") from None
-    for line in done.stdout.splitlines():
-        if line.startswith(MARK):
-            answer: dict[str, Any] = json.loads(line.removeprefix(MARK))
-            return answer
-    last = (done.stderr.strip() or "nothing on standard error").splitlines()[-1]
-    raise BraceError(f"a process that imports verl ended without an answer (exit code {done.returncode}): {last}")
+    """verl loads its plug-ins but once, so a process that asks is a new one."""
+    return fresh_process.ask(PROBE, about="verl")
 
 
 def _expected(route: Route) -> list[str]:
@@ -126,7 +114,7 @@ def _workers(route: Route) -> tuple[list[tuple[str, str]], list[Finding]]:
         for node, answer in zip(nodes, asked, strict=True):
             where = f"worker on {node['NodeManagerAddress']}"
             try:
-                found = ray.get(answer, timeout=PROBE_SECONDS)
+                found = ray.get(answer, timeout=fresh_process.SECONDS)
             except ray.exceptions.RayError as error:
                 why = " ".join(str(error).split())[-200:]
                 findings.append(Finding("error", f"{where}: {why}", "install brace-rl and verl on that node"))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from typing import Any
 
-GROUP = "verl.plugins"
+from brace_rl.doctor.fresh_process import answer
+from brace_rl.integrations.versions import installed_version
 
-MARK = "brace-probe:"
-"""Begins the line of standard output that answers; verl and its libraries print others."""
+GROUP = "verl.plugins"
 
 
 def probe() -> dict[str, Any]:
@@ -23,8 +21,8 @@ def probe() -> dict[str, Any]:
         ``error``: why the trainers could not be imported, or None.
     """
     found: dict[str, Any] = {
-        "verl": _version("verl"),
-        "brace": _version("brace-rl"),
+        "verl": installed_version("verl"),
+        "brace": installed_version("brace-rl"),
         "plugins": {point.name: point.value for point in entry_points(group=GROUP)},
         "registered": [],
         "error": None,
@@ -47,19 +45,12 @@ def _registered() -> list[str]:
     # Not the plug-in: importing it would install it here.
     from brace_rl.integrations.verl.versions import PATCHED_MODULES, TRAINERS_MODULE, route_for
 
-    if route_for(version("verl")) == "trainers":
+    if route_for(str(installed_version("verl"))) == "trainers":
         registry = import_module(TRAINERS_MODULE).trainer_base.TRAINER_REGISTRY
         return sorted(name for name in registry if name.startswith("brace_"))
     modules = [import_module(name) for name in PATCHED_MODULES]
     return [module.__name__ for module in modules if getattr(module.compute_advantage, "is_brace", False)]
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 if __name__ == "__main__":
-    sys.stdout.write(f"\n{MARK}{json.dumps(probe())}\n")
+    answer(probe())

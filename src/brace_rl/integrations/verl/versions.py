@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
-from brace_rl.errors import BraceError
+from brace_rl.integrations.versions import UnsupportedVersionError, release
 
 SUPPORTED = "0.9.x (trainers brace_sync, brace_colocate_async, brace_separate_async) and 0.7 to 0.8 (patched in place)"
 
@@ -18,20 +17,15 @@ PATCHED_MODULES = ("verl.trainer.ppo.ray_trainer", "verl.experimental.separation
 """Where the trainers before 0.9 call ``compute_advantage``."""
 
 
-class UnsupportedVersionError(BraceError):
-    """An installed framework that the adapter was not made for."""
-
-
 def route_for(version: str) -> Route:
     """How BRACE gets into this verl: by trainers of its own, or by patching ``compute_advantage``.
 
     Raises:
         UnsupportedVersionError: any other version; names the supported ones.
     """
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    release = (int(numbers[1]), int(numbers[2])) if numbers else None
-    if release == (0, 9):
+    numbers = release(version)
+    if numbers == (0, 9):
         return "trainers"
-    if release in ((0, 7), (0, 8)):
+    if numbers in ((0, 7), (0, 8)):
         return "patch"
     raise UnsupportedVersionError(f"verl {version}: brace-rl supports {SUPPORTED}; install one of them")
