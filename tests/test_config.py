@@ -127,6 +127,10 @@ def test_a_recipe_is_read_and_overrides_win(tmp_path):
         ({"task.operands": "[4, 2]"}, r"task\.operands"),
         ({"backend.workers": "2"}, r"backend\.workers: only a Ray cluster .*backend\.kind = 'ray'"),
         ({"backend.address": "auto"}, r"backend\.address: only a Ray cluster"),
+        (
+            {"backend.kind": "ray", "backend.address": "ray://host:10001", "optim.learner_ranks": "2"},
+            r"backend\.address: the trainer is a rank of the learner, .*'auto'",
+        ),
         ({"backend.kind": "ray", "backend.workers": "0"}, r"backend\.workers: .*greater than or equal to 1"),
         ({"backend.engine": "vllm", "rollout.top_p": "0.9"}, r"backend\.engine: vllm .*rollout\.top_p = 1"),
         (

@@ -103,7 +103,7 @@ class BackendConfig(Section):
     """Where rollouts are made, and by what."""
 
     kind: Literal["local", "ray"] = Field(
-        "local", description="local: this process, or one of its own (async); ray: actors of a Ray cluster"
+        "local", description="local: this process, or one of its own (async); ray: actors of a cluster, ranks as well"
     )
     workers: int = Field(1, ge=1, le=4096, description="ray: rollout actors")
     engine: Literal["embedded", "vllm"] = Field("embedded", description="what generates: embedded or vllm")
@@ -180,7 +180,7 @@ class OptimConfig(Section):
         False, description="keep the evaluation's graph for the update: one forward pass less, more memory"
     )
     learner_ranks: int = Field(
-        1, ge=1, le=1024, description="processes that train together, each on its share of a batch's rows"
+        1, ge=1, le=1024, description="processes (ray: actors) that train together, each on its share of a batch's rows"
     )
     max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping, actor and critic apart")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")

@@ -88,6 +88,11 @@ def _check_backend(config: Config) -> None:
     for name in ("workers", "address", "gpus_per_worker") if backend.kind == "local" else ():
         if getattr(backend, name) != type(backend).model_fields[name].default:
             raise ValueError(f"backend.{name}: only a Ray cluster has that; set backend.kind = 'ray' or leave it out")
+    if config.optim.learner_ranks > 1 and backend.address.startswith("ray://"):
+        raise ValueError(
+            "backend.address: the trainer is a rank of the learner, so it must run on a machine of the cluster; use "
+            "'auto' there, or set optim.learner_ranks to 1"
+        )
     if backend.engine == "vllm" and (config.rollout.top_p < 1 or config.rollout.top_k > 0):
         raise ValueError(
             "backend.engine: vllm does not say which tokens top-p and top-k left in; set rollout.top_p = 1 and "

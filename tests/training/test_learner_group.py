@@ -18,9 +18,9 @@ SIZE = 2
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 
 
-def group_config(sharding="none"):
-    optim = {"learner_ranks": SIZE, "micro_batch_tokens": 24, "actor_lr": 1e-3, "critic_lr": 1e-3}
-    schedule = {"mode": "sync", "max_staleness": 0, "timeout_s": 900.0, "learner_threads": 1}
+def group_config(sharding="none", size=SIZE, **schedule):
+    optim = {"learner_ranks": size, "micro_batch_tokens": 24, "actor_lr": 1e-3, "critic_lr": 1e-3}
+    schedule = {"mode": "sync", "max_staleness": 0, "timeout_s": 900.0, "learner_threads": 1} | schedule
     return tiny_config(optim=optim, schedule=schedule, model={"sharding": sharding})
 
 
@@ -33,9 +33,9 @@ def model_dir(tmp_path_factory):
 
 
 @contextmanager
-def group_of(config, model_dir):
+def group_of(config, model_dir, launch=rank_processes):
     start = make_learner(config)
-    with rank_processes(config, model_dir) as (peers, meeting):
+    with launch(config, model_dir) as (peers, meeting):
         group = LearnerGroup(start.actor, start.critic, config, peers=peers, meeting=meeting)
         try:
             yield group, peers
@@ -54,11 +54,10 @@ def assert_same_weights(one, other):
             torch.testing.assert_close(a, b, **TOLERANCE)
 
 
-@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
-def test_a_group_trains_is_saved_and_goes_on_as_one_learner(sharding, model_dir):
+def check_that_a_group_trains_is_saved_and_goes_on_as_one_learner(config, model_dir, launch):
     plain = group_config()
     learner, figures = alone(2, plain)
-    with group_of(group_config(sharding), model_dir) as (group, _):
+    with group_of(config, model_dir, launch) as (group, _):
         own = [group.update(random_batch(seed=seed)) for seed in range(2)]
         for mine, theirs in zip(own, figures, strict=True):
             padding = ("tokens/evaluate", "tokens/update")
@@ -92,6 +91,11 @@ def test_a_group_trains_is_saved_and_goes_on_as_one_learner(sharding, model_dir)
         assert group.version == 2
 
 
+@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
+def test_a_group_trains_is_saved_and_goes_on_as_one_learner(sharding, model_dir):
+    check_that_a_group_trains_is_saved_and_goes_on_as_one_learner(group_config(sharding), model_dir, rank_processes)
+
+
 def test_an_error_in_an_update_ends_the_group_and_is_the_learners_own(model_dir):
     with group_of(group_config(), model_dir) as (group, peers):
         torch.nn.init.constant_(group.critic.head.bias, float("nan"))
@@ -108,6 +112,44 @@ def test_a_rank_that_dies_is_named_instead_of_waited_for(model_dir):
         os.kill(peers[0].pid, signal.SIGKILL)
         with pytest.raises(BraceError, match=r"rank 1 of the learner \(process \d+\) is gone"):
             group.update(random_batch(seed=1))
+
+
+def test_among_several_ranks_the_one_that_died_is_named(model_dir):
+    with group_of(group_config(size=4), model_dir) as (group, peers):
+        os.kill(peers[2].pid, signal.SIGKILL)
+        with pytest.raises(BraceError, match=r"rank 3 of the learner \(process \d+\) is gone"):
+            group.update(random_batch())
+
+
+class SilentPeer:
+    """A rank that has reported ``told``, or nothing."""
+
+    def __init__(self, told=None):
+        self.told = told
+
+    def failure(self):
+        return self.told
+
+    def close(self):
+        pass
+
+
+LOST = RuntimeError("Traceback ...\n[/pytorch/third_party/gloo/gloo/pair.cc:5] Connection closed by peer [127.0.0.1]:6")
+
+
+@pytest.mark.parametrize(
+    ("reported", "raised", "message"),
+    [
+        ((LOST, None), LOST, r"^rank 0 .* \(no word from rank 2\); resume .*: \[/pytorch/.*closed by peer \S+$"),
+        ((LOST, BraceError("rank 2 is gone")), LOST, r"^rank 2 is gone$"),
+        ((None, DivergedError("values")), RuntimeError("another one"), r"^values$"),
+    ],
+)
+def test_that_ranks_lost_each_other_is_told_only_where_nothing_explains_it(reported, raised, message):
+    group = object.__new__(LearnerGroup)
+    group.config, group._peers = group_config(), [SilentPeer(told) for told in reported]
+    with pytest.raises(BraceError, match=message), group._or_close():
+        raise raised
 
 
 def test_a_rank_that_cannot_be_built_says_why(tmp_path):

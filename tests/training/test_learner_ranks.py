@@ -21,6 +21,7 @@ from test_methods_learner import config_of, grouped_batch
 from brace_rl.errors import ConfigError, DivergedError
 from brace_rl.training.batch import rank_shares, shared_micro_batches
 from brace_rl.training.learner import Learner
+from brace_rl.training.meeting import Meeting
 from brace_rl.training.models import Critic
 from brace_rl.training.rank_worker import join
 from brace_rl.training.ranks import Ranks
@@ -138,7 +139,7 @@ def rank_main(rank, size, folder, meeting):
         "optim": {"learner_ranks": size},
         "schedule": {"timeout_s": LIMIT_S, "mode": "sync", "max_staleness": 0},
     }
-    ranks = join(rank, tiny_config(**sections), meeting, torch.device("cpu"))
+    ranks = join(rank, tiny_config(**sections), Meeting({"path": meeting}), device=torch.device("cpu"))
     tensors, figures = {}, {"listening": listening_addresses()}
     for case in all_cases(size):
         weights, figures[case] = trained(case, ranks)
@@ -162,7 +163,7 @@ def results(tmp_path_factory):
     found = {}
     for size in SIZES:
         folder = tmp_path_factory.mktemp(f"ranks{size}")
-        arguments = [(rank, size, folder, folder / "meeting") for rank in range(size)]
+        arguments = [(rank, size, folder, str(folder / "meeting")) for rank in range(size)]
         processes = [context.Process(target=rank_main, args=a, daemon=True) for a in arguments]
         for process in processes:
             process.start()

@@ -16,7 +16,7 @@ from brace_rl.bench.generation import compare_generation
 from brace_rl.bench.targets import SHAPE, measure_targets
 from brace_rl.config import load_config
 from brace_rl.errors import BraceError
-from brace_rl.training.backends.ray_workers import require_ray
+from brace_rl.training.backends.ray_cluster import require_ray
 from brace_rl.training.models import resolve_device
 
 PARTS = ("targets", "generation", "schedules", "ray")

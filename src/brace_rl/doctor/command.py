@@ -11,7 +11,10 @@ import click
 from brace_rl.doctor.examination import Request
 from brace_rl.errors import BraceError
 
-FRAMEWORKS = {"verl": "brace_rl.doctor.verl"}
+FRAMEWORKS = {
+    "skyrl": "brace_rl.doctor.skyrl",
+    "verl": "brace_rl.doctor.verl",
+}
 """Name -> module with ``examine``."""
 
 FOUND_SOMETHING = 1

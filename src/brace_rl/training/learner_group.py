@@ -3,7 +3,7 @@
 ::
 
     rank 0, in the trainer's process                     ranks 1, 2, ...
-    update(batch)  -- order: JSON through a pipe     -->  wait for orders
+    update(batch)  -- order: pipe, or call of actor  -->  wait for orders
                    -- batch: torch.distributed       -->  the same batch
     own rows       <- sums of log-probs, gradients   ->   own rows
     wait           <-- done, or what went wrong      --
@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -31,19 +30,23 @@ from brace_rl.training.clock import PhaseClock
 from brace_rl.training.estimates import Evaluation
 from brace_rl.training.learner import Learner, make_optimizers
 from brace_rl.training.learner_state import WholeModels, description, gather, send_state
+from brace_rl.training.meeting import LOOPBACK, Meeting
 from brace_rl.training.models import Critic
 from brace_rl.training.rank_worker import Order, join
 from brace_rl.training.wire import batch_tensors, describe, send
+
+_LOST_CONNECTION = ("/gloo/", "torch.distributed.Dist")
+"""In the text of such an error: gloo's are bare ones that name its source, the others have types of their own."""
 
 
 class Peer(Protocol):
     """A rank other than 0, wherever it runs: in a process of this machine, or as an actor on a cluster."""
 
     def order(self, order: Order) -> None:
-        """Have :meth:`.rank_worker.RankWorker.obey` called, without waiting for it."""
+        """Have :meth:`.rank_worker.RankWorker.answer` called, without waiting for it."""
 
     def report(self) -> None:
-        """Wait until it is built or, later, has carried out the oldest order not yet reported on.
+        """Wait until it has carried out the oldest order not yet reported on.
 
         Raises:
             BraceError, RuntimeError: what it raised; it died, or did not answer in time.
@@ -62,7 +65,7 @@ class LearnerGroup:
     Args:
         actor, critic: with FSDP2 they are copied, and the copies cut.
         peers: the other ranks, in their order. They belong to the group from here on.
-        meeting: file through which the ranks find each other; it must not exist yet.
+        meeting: how the ranks find each other.
 
     Attributes:
         actor, critic, optimizers: whole, on rank 0. With FSDP2 the actor is that of the last update, critic and
@@ -73,16 +76,18 @@ class LearnerGroup:
     """
 
     def __init__(
-        self, actor: PreTrainedModel, critic: Critic | None, config: Config, *, peers: Sequence[Peer], meeting: Path
+        self, actor: PreTrainedModel, critic: Critic | None, config: Config, *, peers: Sequence[Peer], meeting: Meeting
     ) -> None:
         self.config = config
         self._peers = peers
         self._others_are_equal = False
         self._is_cut = config.model.sharding == "fsdp2"
         with self._or_close():
+            self._tell({"do": "build"})
             self._reports()
-            self._tell({"do": "join"})
-            self._ranks = join(0, config, meeting, torch.device(actor.device))
+            self._tell({"do": "join", "place": meeting.place})
+            host = meeting.place.get("host", LOOPBACK)
+            self._ranks = join(0, config, meeting, device=torch.device(actor.device), address=host)
             if self._is_cut:
                 self._learner = Learner(copy.deepcopy(actor), copy.deepcopy(critic), config, self._ranks)
             else:
@@ -227,11 +232,27 @@ class LearnerGroup:
         try:
             yield
         except BaseException as error:
-            reported = [failure for peer in self._peers if (failure := peer.failure()) is not None]
+            reported = [peer.failure() for peer in self._peers]
             self.close()
-            if reported and not isinstance(error, BraceError):
-                raise reported[0] from error
-            if isinstance(error, dist.DistError):
-                reason = " ".join(str(error).split())
-                raise BraceError(f"the ranks of the learner have lost each other: {reason}") from error
+            if isinstance(error, BraceError):
+                raise
+            # That a rank has lost the others is no cause: where one is gone or raises, all others report that.
+            for failure in reported:
+                if failure is not None and not _is_lost_connection(failure):
+                    raise failure from error
+            if _is_lost_connection(error):
+                raise self._lost(error, reported) from error
             raise
+
+    def _lost(self, error: BaseException, reported: Sequence[Exception | None]) -> BraceError:
+        silent = ", ".join(str(rank) for rank, failure in enumerate(reported, start=1) if failure is None)
+        return BraceError(
+            f"rank 0 of the learner lost the other ranks, or waited {self.config.schedule.timeout_s:.0f} s for them"
+            f"{f' (no word from rank {silent})' if silent else ''}; resume the run from its last checkpoint, with a "
+            f"larger schedule.timeout_s if a rank may take as long as that: {str(error).strip().splitlines()[-1]}"
+        )
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether a rank waited in vain for another one, or the trace that it reported says so."""
+    return isinstance(error, dist.DistError) or any(mark in str(error) for mark in _LOST_CONNECTION)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import tempfile
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 
 import torch
 
-from brace_rl.config import Config
-from brace_rl.errors import BraceError, WaitTimeoutError
+from brace_rl.config import Config, config_from_dict
+from brace_rl.errors import BraceError, ModelError, WaitTimeoutError
 from brace_rl.training.learner_group import Peer
-from brace_rl.training.rank_worker import Order, reported_error, serve_rank
+from brace_rl.training.meeting import Meeting, file_meeting
+from brace_rl.training.models import resolve_device
+from brace_rl.training.rank_worker import Order, RankWorker, Report, rank_threads, reported_error
 
 CLOSE_GRACE_S = 5.0
 """Time a rank has to end by itself before it is killed."""
@@ -25,36 +27,55 @@ POLL_S = 0.5
 
 
 @contextmanager
-def rank_processes(config: Config, model_dir: str) -> Iterator[tuple[list[Peer], Path]]:
-    """Start ranks 1 to ``optim.learner_ranks - 1``; yields them and the file to meet through, and ends them after.
+def rank_processes(config: Config, model_dir: str) -> Iterator[tuple[list[Peer], Meeting]]:
+    """Start ranks 1 to ``optim.learner_ranks - 1``; yields them and where all ranks meet, and ends them after.
 
     Args:
         model_dir: where they read the actor's architecture.
+
+    Raises:
+        ModelError: there are not enough GPUs.
     """
-    with tempfile.TemporaryDirectory(prefix="brace-ranks-") as folder:
-        meeting = Path(folder) / "meeting"
-        peers: list[Peer] = []
+    first = resolve_device(config.model.device)
+    peers: list[Peer] = []
+    with file_meeting() as meeting:
         try:
             for rank in range(1, config.optim.learner_ranks):
-                peers.append(ProcessPeer(rank, config, model_dir, meeting))
+                peers.append(ProcessPeer(rank, config, model_dir, rank_device(first, rank)))
             yield peers, meeting
         finally:
             for peer in peers:
                 peer.close()
 
 
+def rank_device(first: torch.device, rank: int) -> torch.device:
+    """The device of a rank: the CPU for all, or the GPUs from that of rank 0 on.
+
+    Raises:
+        ModelError: there are not enough GPUs.
+    """
+    if first.type != "cuda":
+        return first
+    index = (first.index or 0) + rank
+    if index >= torch.cuda.device_count():
+        raise ModelError(
+            f"optim.learner_ranks: rank {rank} needs cuda:{index}, and torch sees {torch.cuda.device_count()} GPU(s); "
+            "use fewer ranks"
+        )
+    return torch.device("cuda", index)
+
+
 class ProcessPeer:
     """A rank in a spawned process. Orders and reports are JSON."""
 
-    def __init__(self, rank: int, config: Config, model_dir: str, meeting: Path) -> None:
+    def __init__(self, rank: int, config: Config, model_dir: str, device: torch.device) -> None:
         self._rank = rank
         self._timeout_s = config.schedule.timeout_s
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        threads = config.schedule.learner_threads or max(1, torch.get_num_threads() // config.optim.learner_ranks)
         self._process = context.Process(
-            target=serve_rank,
-            args=(rank, config.model_dump_json(), model_dir, str(meeting), threads, theirs),
+            target=_serve_rank,
+            args=(rank, config.model_dump_json(), model_dir, str(device), rank_threads(config), theirs),
             name=f"brace-learner-{rank}",
             daemon=True,
         )
@@ -119,7 +140,7 @@ class ProcessPeer:
 
     def _read(self) -> Exception | None:
         try:
-            report: dict[str, str] = json.loads(self._pipe.recv_bytes())
+            report: Report = json.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
             return self._dead()
         return reported_error(self._rank, report) if report else None
@@ -131,3 +152,16 @@ class ProcessPeer:
             f"rank {self._rank} of the learner (process {self.pid}) is gone (exit code {code}); resume the run from "
             "its last checkpoint"
         )
+
+
+def _serve_rank(rank: int, config_json: str, model_dir: str, device: str, threads: int, pipe: Connection) -> None:
+    """Body of the process: a report for every order, up to the first failure."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; rank 0 decides
+    torch.set_num_threads(threads)
+    config = config_from_dict(json.loads(config_json))
+    worker = RankWorker(rank=rank, config=config, model_dir=model_dir, device=device)
+    report: Report = {}
+    with suppress(EOFError, OSError):  # rank 0 is gone
+        while not report:
+            report = worker.answer(json.loads(pipe.recv_bytes()))
+            pipe.send_bytes(json.dumps(report).encode())

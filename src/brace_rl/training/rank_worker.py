@@ -1,30 +1,25 @@
 """A rank of the learner other than 0: builds its models, joins, then does what rank 0 is told to do.
 
-Orders are JSON-able dictionaries, so that they can come through a pipe, as here, or as the calls of an actor on a
+Orders and reports are JSON-able dictionaries, so that they can pass through a pipe or as the calls of an actor on a
 cluster. What they are about, batches and weights, comes by ``torch.distributed``.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
 import traceback
-from contextlib import suppress
 from datetime import timedelta
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import brace_rl.errors
-from brace_rl.config import Config, config_from_dict
-from brace_rl.errors import BraceError, ModelError
+from brace_rl.config import Config
+from brace_rl.errors import BraceError
 from brace_rl.training.learner import Learner
 from brace_rl.training.learner_state import gather, receive_state
+from brace_rl.training.meeting import LOOPBACK, Meeting, interface_of
 from brace_rl.training.models import Critic, load_actor, resolve_device
 from brace_rl.training.ranks import Ranks
 from brace_rl.training.wire import batch_from_tensors, receive
@@ -32,33 +27,42 @@ from brace_rl.training.wire import batch_from_tensors, receive
 Order = dict[str, Any]
 """``do`` names what to do; the other keys belong to it."""
 
+Report = dict[str, str]
+"""``{}`` of an order carried out, else ``error`` (the name of a BraceError, or ""), ``message`` and ``trace``."""
+
 
 class RankWorker:
-    """One rank. Call :meth:`obey` with the orders in the sequence they were given on rank 0.
+    """One rank. Call :meth:`answer` with the orders in the sequence they were given on rank 0.
 
     Args:
         rank: from 1.
-        meeting: file through which the ranks find each other.
         model_dir: where the actor's architecture is read; weights come from rank 0.
+        device: of its models.
+        address: of this machine, at which the other ranks reach it.
     """
 
-    def __init__(self, *, rank: int, config: Config, model_dir: str, meeting: Path) -> None:
+    def __init__(self, *, rank: int, config: Config, model_dir: str, device: str, address: str = LOOPBACK) -> None:
         self._rank = rank
         self._config = config
-        self._meeting = meeting
-        self._device = rank_device(resolve_device(config.model.device), rank)
-        self._actor = load_actor(model_dir, dtype="float32", device=self._device)
-        has_critic = config.algorithm.value_target != "none"
-        self._critic = Critic.from_actor(self._actor) if has_critic else None
+        self._model_dir = model_dir
+        self._device = torch.device(device)
+        self._address = address
 
-    def obey(self, order: Order) -> None:
-        """Carry out one order.
+    def answer(self, order: Order) -> Report:
+        """Carry out one order; what it raises is reported."""
+        try:
+            self._obey(order)
+        except Exception as error:
+            name = type(error).__name__ if isinstance(error, BraceError) else ""
+            return {"error": name, "message": str(error), "trace": traceback.format_exc()}
+        return {}
 
-        Raises:
-            BraceError: as the learner on rank 0 does.
-        """
-        if order["do"] == "join":
-            self._ranks = join(self._rank, self._config, self._meeting, self._device)
+    def _obey(self, order: Order) -> None:
+        if order["do"] == "build":
+            self._build()
+        elif order["do"] == "join":
+            meeting = Meeting(order["place"])
+            self._ranks = join(self._rank, self._config, meeting, device=self._device, address=self._address)
             self._learner = Learner(self._actor, self._critic, self._config, self._ranks)
         elif order["do"] == "restore":
             receive_state(order, self._learner, self._ranks)
@@ -71,69 +75,45 @@ class RankWorker:
             else:
                 self._learner.evaluate(batch)
 
-
-def rank_device(first: torch.device, rank: int) -> torch.device:
-    """The device of a rank: the CPU for all, or the GPUs from that of rank 0 on.
-
-    Raises:
-        ModelError: there are not enough GPUs.
-    """
-    if first.type != "cuda":
-        return first
-    index = (first.index or 0) + rank
-    if index >= torch.cuda.device_count():
-        raise ModelError(
-            f"optim.learner_ranks: rank {rank} needs cuda:{index}, and torch sees {torch.cuda.device_count()} GPU(s); "
-            "use fewer ranks"
-        )
-    return torch.device("cuda", index)
+    def _build(self) -> None:
+        self._actor = load_actor(self._model_dir, dtype="float32", device=resolve_device(str(self._device)))
+        has_critic = self._config.algorithm.value_target != "none"
+        self._critic = Critic.from_actor(self._actor) if has_critic else None
 
 
-def join(rank: int, config: Config, meeting: Path, device: torch.device) -> Ranks:
-    """Meet the other ranks; returns when all are there. On one machine, over its loopback interface alone.
+def join(rank: int, config: Config, meeting: Meeting, *, device: torch.device, address: str = LOOPBACK) -> Ranks:
+    """Meet the other ranks; returns when all are there.
+
+    Args:
+        address: of this machine; the interface that has it is the one that is used, unless the environment names one.
 
     Raises:
+        BraceError: no interface has the address.
         RuntimeError: not all came within ``schedule.timeout_s``.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", loopback)
+    interface = f"{backend.upper()}_SOCKET_IFNAME"
+    if interface not in os.environ:
+        os.environ[interface] = interface_of(address)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    size = config.optim.learner_ranks
+    size, timeout_s = config.optim.learner_ranks, config.schedule.timeout_s
     dist.init_process_group(
         backend,
-        # A file, not a port: no other user of the machine can join or listen.
-        store=dist.FileStore(str(meeting), size),  # type: ignore[attr-defined]
+        store=meeting.store(size=size, timeout_s=timeout_s),
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=config.schedule.timeout_s),
+        timeout=timedelta(seconds=timeout_s),
     )
     return Ranks(dist.group.WORLD)
 
 
-def serve_rank(rank: int, config_json: str, model_dir: str, meeting: str, threads: int, pipe: Connection) -> None:
-    """Body of a rank's process: reports ``{}`` once built and after every order, or error, message and trace."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; rank 0 decides
-    torch.set_num_threads(threads)
-    with suppress(EOFError, OSError):  # rank 0 is gone
-        try:
-            config = config_from_dict(json.loads(config_json))
-            worker = RankWorker(rank=rank, config=config, model_dir=model_dir, meeting=Path(meeting))
-            pipe.send_bytes(b"{}")
-            while True:
-                order = json.loads(pipe.recv_bytes())
-                worker.obey(order)
-                pipe.send_bytes(b"{}")
-        except (EOFError, OSError):
-            raise
-        except Exception as error:
-            name = type(error).__name__ if isinstance(error, BraceError) else ""
-            report = {"error": name, "message": str(error), "trace": traceback.format_exc()}
-            pipe.send_bytes(json.dumps(report).encode())
+def rank_threads(config: Config) -> int:
+    """Torch threads of a rank: as many as the recipe says, or a share of this process's."""
+    return config.schedule.learner_threads or max(1, torch.get_num_threads() // config.optim.learner_ranks)
 
 
-def reported_error(rank: int, report: dict[str, str]) -> Exception:
+def reported_error(rank: int, report: Report) -> Exception:
     """What rank 0 raises for a report of failure: the same BraceError, or a RuntimeError; both show the traceback."""
     remote = RuntimeError(f"rank {rank} of the learner failed:\n{report['trace']}")
     if not report["error"]:

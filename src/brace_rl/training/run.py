@@ -23,7 +23,8 @@ from brace_rl.tasks.base import Task
 from brace_rl.training.backends.base import Backend
 from brace_rl.training.backends.inline import InlineBackend
 from brace_rl.training.backends.process import ProcessBackend
-from brace_rl.training.backends.ray_workers import RayBackend, require_ray
+from brace_rl.training.backends.ray_cluster import require_ray
+from brace_rl.training.backends.ray_workers import RayBackend
 from brace_rl.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint
 from brace_rl.training.data import ProblemStream
 from brace_rl.training.driver_spec import DriverSpec
@@ -43,6 +44,7 @@ from brace_rl.training.models import (
     save_actor,
 )
 from brace_rl.training.progress import Progress
+from brace_rl.training.rank_actors import rank_actors
 from brace_rl.training.rank_processes import rank_processes
 from brace_rl.training.run_files import RunWriter, check_trackers
 from brace_rl.training.types import derive_seed
@@ -187,7 +189,8 @@ def _new_learner(config: Config, actor: PreTrainedModel, run_dir: Path, stack: E
     critic = Critic.from_actor(actor) if config.algorithm.value_target != "none" else None
     if config.optim.learner_ranks == 1:
         return Learner(actor, critic, config)
-    peers, meeting = stack.enter_context(rank_processes(config, _model_dir(config, run_dir)))
+    others = rank_actors if config.backend.kind == "ray" else rank_processes
+    peers, meeting = stack.enter_context(others(config, _model_dir(config, run_dir)))
     group = LearnerGroup(actor, critic, config, peers=peers, meeting=meeting)
     stack.callback(group.close)
     return group

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from brace_rl.errors import BraceError
-from brace_rl.training.backends import ray_workers
+from brace_rl.training.backends import ray_cluster, ray_workers
 from brace_rl.training.backends.ray_actor import PackedWeights
 
 WEIGHTS = {
@@ -38,7 +38,7 @@ def test_read_only_memory_is_read_without_a_warning(recwarn: pytest.WarningsReco
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_workers, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
     with pytest.raises(BraceError, match=r"Ray is not installed; run: pip install 'brace-rl\[ray\]'") as caught:
         ray_workers.RayBackend(None, workers=1, timeout_s=1.0)
     assert "\n" not in str(caught.value)

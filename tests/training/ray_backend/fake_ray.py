@@ -1,11 +1,13 @@
-"""A cluster of threads that looks like Ray to the backend, so that its logic is tested where Ray is not installed.
+"""A cluster that looks like Ray to the trainer, so that its logic is tested where Ray is not installed.
 
 As in Ray, arguments and results are copied, a concurrency group with one thread runs its calls in order, calls to a
-killed actor fail, and so do those that are under way when it is.
+killed actor fail, and so do those that are under way when it is. Actors with concurrency groups are threads of this
+process, the others are processes of their own. What asks for more than the cluster has waits for ever.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import sys
 import time
@@ -14,7 +16,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
+from multiprocessing.connection import Connection
 from typing import Any
+
+CPUS = 32
+"""Of the cluster."""
 
 
 class RayError(Exception):
@@ -57,10 +63,16 @@ class Actor:
     """A handle and the actor behind it."""
 
     def __init__(self, cls: type, groups: dict[str, int], arguments: Sequence[Any]) -> None:
-        self.instance = cls(*pickle.loads(pickle.dumps(arguments)))
+        self.start(cls, pickle.dumps(arguments))
         self.is_dead = False
         self.under_way: list[Future[Any]] = []
         self.threads = {name: ThreadPoolExecutor(size) for name, size in groups.items()}
+
+    def start(self, cls: type, arguments: bytes) -> None:
+        self.instance = cls(*pickle.loads(arguments))
+
+    def invoke(self, name: str, arguments: bytes) -> bytes:
+        return pickle.dumps(getattr(self.instance, name)(*pickle.loads(arguments)))
 
     def __getattr__(self, name: str) -> Method:
         return Method(self, name, "")
@@ -76,7 +88,7 @@ class Actor:
 
     def run(self, name: str, arguments: bytes, outcome: Future[Any]) -> None:
         try:
-            result = pickle.dumps(getattr(self.instance, name)(*pickle.loads(arguments)))
+            result = self.invoke(name, arguments)
         except Exception as error:
             if not outcome.done():
                 outcome.set_exception(error)
@@ -93,8 +105,53 @@ class Actor:
             threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _remote(*, concurrency_groups: dict[str, int], **_: Any) -> Any:
-    return lambda cls: types.SimpleNamespace(remote=lambda *arguments: Actor(cls, concurrency_groups, arguments))
+class ProcessActor(Actor):
+    """An actor in a process of its own."""
+
+    def start(self, cls: type, arguments: bytes) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, cls, arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def invoke(self, name: str, arguments: bytes) -> bytes:
+        try:
+            self.pipe.send_bytes(pickle.dumps((name, arguments)))
+            return self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            self.is_dead = True
+            raise RayActorError("The actor died unexpectedly") from None
+
+    def kill(self) -> None:
+        super().kill()
+        self.process.kill()
+        self.process.join()
+
+
+def _serve(pipe: Connection, cls: type, arguments: bytes) -> None:
+    """Body of the process; it ends with the pipe."""
+    with fake_cluster():
+        instance = cls(*pickle.loads(arguments))
+        while True:
+            name, its = pickle.loads(pipe.recv_bytes())
+            pipe.send_bytes(pickle.dumps(getattr(instance, name)(*pickle.loads(its))))
+
+
+class WaitingActor(Actor):
+    """An actor that finds no place: its calls do not return."""
+
+    def start(self, cls: type, arguments: bytes) -> None:
+        pass
+
+    def run(self, name: str, arguments: bytes, outcome: Future[Any]) -> None:
+        pass
+
+
+def _remote(*, num_cpus: int = 1, concurrency_groups: dict[str, int] | None = None, **_: Any) -> Any:
+    kind = WaitingActor if num_cpus > CPUS else Actor if concurrency_groups else ProcessActor
+    groups = concurrency_groups or {"": 1}
+    return lambda cls: types.SimpleNamespace(remote=lambda *arguments: kind(cls, groups, arguments))
 
 
 def _put(value: Any) -> Reference:
@@ -125,6 +182,7 @@ def fake_cluster() -> Iterator[None]:
         wait=_wait,
         kill=lambda actor: actor.kill(),
         remote=_remote,
+        util=types.SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
         exceptions=types.SimpleNamespace(RayError=RayError, RayActorError=RayActorError),
     )
     exceptions = types.ModuleType("ray.exceptions")

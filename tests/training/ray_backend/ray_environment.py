@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import brace_rl
-from brace_rl.training.backends import ray_workers
+from brace_rl.training.backends import ray_cluster
 
 HERE = Path(__file__).parent
 
@@ -15,11 +15,11 @@ def prepare_environment() -> None:
     """What Ray's processes inherit: where modules of the tests and of the package are, no token file, no statistics."""
     paths = [str(HERE), str(HERE.parent), str(Path(brace_rl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    os.environ |= ray_workers._LOOPBACK_ONLY
+    os.environ |= ray_cluster.LOOPBACK_ONLY
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
 
 def join_cluster(cpus: int) -> None:
     """Start a cluster on loopback, or join one that runs already: ``BRACE_TEST_RAY_ADDRESS``."""
     prepare_environment()
-    ray_workers._join_cluster(os.environ.get("BRACE_TEST_RAY_ADDRESS", ""), cpus=cpus)
+    ray_cluster.join_cluster(os.environ.get("BRACE_TEST_RAY_ADDRESS", ""), cpus=cpus)

@@ -14,16 +14,15 @@ nobody up: the trainer waits for whichever says something first.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from brace_rl.errors import BraceError, WaitTimeoutError
 from brace_rl.training.backends.base import Backend
 from brace_rl.training.backends.ray_actor import NO_WEIGHTS, PackedWeights, Report, RolloutActor
+from brace_rl.training.backends.ray_cluster import gist, join_cluster, require_ray
 from brace_rl.training.driver_spec import DriverFactory
 from brace_rl.training.types import RolloutGroup, RolloutRequest
 
@@ -40,13 +39,6 @@ REPORT_EVERY_S = 1.0
 
 MAX_DELIVERIES = 2
 """Weight updates under way to one worker; to one that is further behind, the newest are sent once it is ready."""
-
-LOOPBACK = "127.0.0.1"
-_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Read when Ray is imported; makes it do on Linux what it does elsewhere, use the loopback address for this machine.
-Naming that address to ``ray.init`` is not enough: it is replaced by the one that others can reach."""
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
-"""Nothing is reported to Ray's makers."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +137,7 @@ class RayBackend(Backend):
         self._failure: Exception | None = None
         # Calls under way: their references, whom they were made to, and what to do with the outcome.
         self._calls: dict[Any, tuple[_Worker, Callable[[_Worker, Any], None]]] = {}
-        self._is_own_cluster = _join_cluster(address, cpus=workers * threads)
+        self._is_own_cluster = join_cluster(address, cpus=workers * threads)
         self._workers = [self._start(number, deaths_in_a_row=0) for number in range(workers)]
 
     def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
@@ -295,7 +287,7 @@ class RayBackend(Backend):
         try:
             said = ray.get(call)
         except ray.exceptions.RayActorError as error:
-            self._replace(worker, f"died: {_gist(error)}")
+            self._replace(worker, f"died: {gist(error)}")
         else:
             handle(worker, said)
 
@@ -342,47 +334,5 @@ class RayBackend(Backend):
         raise error
 
 
-def require_ray() -> None:
-    """Raises BraceError, which says what to install, where Ray is not."""
-    if find_spec("ray") is None:
-        raise BraceError("backend.kind = 'ray': Ray is not installed; run: pip install 'brace-rl[ray]'")
-
-
-def _join_cluster(address: str, *, cpus: int) -> bool:
-    """Make Ray ready for this process; whether it was not before.
-
-    Raises:
-        BraceError: there is no cluster, or the one that was started listens beyond loopback.
-    """
-    os.environ |= {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
-    if not address:
-        os.environ |= _LOOPBACK_ONLY
-    import ray
-
-    if ray.is_initialized():
-        return False
-    options: dict[str, Any] = {"address": address, "logging_level": logging.WARNING}
-    if not address:
-        options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
-    try:
-        ray.init(**options)
-    except Exception as error:  # Ray raises bare ones too
-        where = f"backend.address: no Ray cluster at {address!r}" if address else "Ray could not be started"
-        raise BraceError(f"{where}: {_gist(error)}") from error
-    if not address and (listens_at := ray.util.get_node_ip_address()) != LOOPBACK:
-        ray.shutdown()
-        raise BraceError(
-            f"Ray would listen at {listens_at}, since it was imported before us without {_LOOPBACK_ONLY}; import "
-            f"brace_rl first, or name a cluster of your own with backend.address"
-        )
-    return True
-
-
 def _nothing_to_do(worker: _Worker, said: None) -> None:
     """Prompts were taken."""
-
-
-def _gist(error: Exception) -> str:
-    """First and last line of an error of Ray's: what happened, and, where a traceback follows, why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
