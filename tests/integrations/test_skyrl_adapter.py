@@ -121,7 +121,7 @@ def test_rejection_affects_the_loss_only():
     assert torch.equal(rejected.advantages[0], kept.advantages[0])
 
 
-def test_an_end_token_that_nobody_sampled_is_not_corrected():
+def test_an_end_token_whose_log_prob_is_not_known_is_not_corrected():
     drawn, mask = drawn_tensors()
     drawn["action_log_probs"][0, -1] = -12.0
     drawn["rollout_logprobs"][0, -1] = 0.0

@@ -9,7 +9,6 @@ import signal
 from collections import Counter
 
 import pytest
-import torch
 from test_run import assert_same_weights, metrics_of, tiny_config, weights_of
 
 from brace_rl.errors import WaitTimeoutError
@@ -20,16 +19,10 @@ from brace_rl.training.driver_spec import DriverSpec
 from brace_rl.training.learner import Learner
 from brace_rl.training.run import run_training
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS, SAMPLES = 4, 2
 """Per step, as in tiny_config."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class WatchedBackend(Backend):

@@ -17,6 +17,8 @@ from brace_rl.config import config_from_dict
 from brace_rl.errors import BraceError
 from brace_rl.training.run import run_training
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 4
 TINY = {
     "task": {"operands": [2, 2], "max_number": 9, "train_problems": 60, "eval_problems": 8},
@@ -38,17 +40,15 @@ def tiny_config(mode, max_staleness, **changes):
     return config_from_dict(sections)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def metrics_of(run_dir):
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: row for row in rows}
+
+
+def figures_of(run_dir):
+    """Every metric but times, of every step."""
+    rows = metrics_of(run_dir).values()
+    return [{n: x for n, x in row.items() if not n.startswith(("time/", "throughput/"))} for row in rows]
 
 
 def losses_of(run_dir):

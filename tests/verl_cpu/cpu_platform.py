@@ -13,7 +13,7 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from brace_rl.integrations.verl.when_imported import when_imported
+from brace_rl.integrations.when_imported import when_imported
 
 
 class CpuDevice(types.ModuleType):

@@ -12,7 +12,10 @@ from brace_rl.doctor.examination import Request
 from brace_rl.errors import BraceError
 
 FRAMEWORKS = {
+    "areal": "brace_rl.doctor.areal",
+    "openrlhf": "brace_rl.doctor.openrlhf",
     "skyrl": "brace_rl.doctor.skyrl",
+    "torchrl": "brace_rl.doctor.torchrl",
     "verl": "brace_rl.doctor.verl",
 }
 """Name -> module with ``examine``."""

@@ -10,15 +10,15 @@ from typing import Any
 from brace_rl.doctor import fresh_process
 from brace_rl.doctor.examination import Examination, Request
 from brace_rl.doctor.settings import read_settings, with_overrides
+from brace_rl.doctor.verl_probe import GROUP, probe
 from brace_rl.errors import BraceError
 from brace_rl.integrations.finding import Finding
 from brace_rl.integrations.verl.checks import TRAINERS, config_findings
-from brace_rl.integrations.verl.probe import GROUP, probe
 from brace_rl.integrations.verl.versions import PATCHED_MODULES, SUPPORTED, Route, route_for
 from brace_rl.integrations.versions import UnsupportedVersionError
 
 PLUGIN = "brace_rl.integrations.verl.plugin"
-PROBE = "brace_rl.integrations.verl.probe"
+PROBE = "brace_rl.doctor.verl_probe"
 
 
 def examine(request: Request) -> Examination:

@@ -6,6 +6,8 @@ their results; batches, weights and sums go directly from rank to rank, as betwe
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +25,9 @@ from brace_rl.training.rank_worker import Order, RankWorker, Report, rank_thread
 
 NEWS_S = 2.0
 """Time Ray has, once something is known to be wrong, to say that an actor has raised something or is dead."""
+
+FAREWELL_S = 5.0
+"""Time an actor that has failed has to send its report, before it ends."""
 
 
 @contextmanager
@@ -69,8 +74,12 @@ class RankActor:
         self._worker = RankWorker(rank=rank, config=config, model_dir=model_dir, device=device, address=node_address())
 
     def answer(self, order: Order) -> Report:
-        """As :meth:`.RankWorker.answer`."""
-        return self._worker.answer(order)
+        """As :meth:`.RankWorker.answer`; an actor that fails then ends, as a process does."""
+        report = self._worker.answer(order)
+        if report:
+            # Its connections end with it. Ranks that wait for what it would have sent would wait on otherwise.
+            threading.Timer(FAREWELL_S, os._exit, (1,)).start()
+        return report
 
 
 class ActorPeer:

@@ -9,7 +9,7 @@ import torch
 
 from brace_rl.errors import ConfigError
 from brace_rl.integrations.verl.patch import keep_action_mask, patch_advantage
-from brace_rl.integrations.verl.when_imported import when_imported
+from brace_rl.integrations.when_imported import when_imported
 
 
 def test_loading_the_plug_in_imports_neither_verl_nor_torch():

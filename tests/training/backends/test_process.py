@@ -17,10 +17,23 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
+from backend_checks import (
+    BRACE_ERROR,
+    BROKEN,
+    ELEMENTS,
+    check_a_brace_error_stays_one_and_is_raised_by_every_later_call,
+    check_a_prompt_in_flight_cannot_be_submitted_again,
+    check_answers_equal_those_of_the_inline_backend,
+    check_any_other_error_comes_with_its_traceback,
+    check_killed_again_and_again_nothing_is_lost_or_answered_twice,
+    check_no_prompt_is_sampled_under_older_weights,
+    check_once_closed_it_refuses_and_closes_again_in_peace,
+    check_waiting_for_nothing_is_an_error_at_once,
+    collect,
+)
 from fakes import FakeFactory, fake_request, fake_weights
 
-from brace_rl.errors import BraceError, DataError, WaitTimeoutError
-from brace_rl.training.backends.inline import InlineBackend
+from brace_rl.errors import BraceError, WaitTimeoutError
 from brace_rl.training.backends.process import MAX_DEATHS_IN_A_ROW, ProcessBackend, _Child
 from brace_rl.training.types import RolloutGroup
 
@@ -51,16 +64,6 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def collect(made: ProcessBackend, count: int) -> dict[int, RolloutGroup]:
-    """``count`` answers, none of them twice."""
-    groups: dict[int, RolloutGroup] = {}
-    while len(groups) < count:
-        for group in made.collect():
-            assert group.request.index not in groups
-            groups[group.request.index] = group
-    return groups
-
-
 def kill(made: ProcessBackend) -> None:
     os.kill(made.pid, signal.SIGKILL)
 
@@ -74,35 +77,13 @@ def kill_and_await_the_next(made: ProcessBackend) -> None:
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_answers_equal_those_of_the_inline_backend(start_method: str) -> None:
-    requests = [fake_request(i, samples=2, max_response_tokens=5) for i in range(6)]
-    inline = InlineBackend(FakeFactory().build())
-    inline.publish(fake_weights(3), 3)
-    inline.submit(requests)
-    expected = {group.request.index: group for group in inline.collect()}
     with backend(start_method=start_method) as made:
-        made.publish(fake_weights(3), 3)
-        made.submit(requests)
-        groups = collect(made, 6)
-    assert len(expected) == 6
-    assert groups == expected
-    assert made.restarts == 0
+        check_answers_equal_those_of_the_inline_backend(made, prompts=6)
 
 
 def test_a_prompt_is_never_sampled_under_weights_older_than_those_published_before_it() -> None:
-    with backend(FakeFactory(slots=2, step_s=0.001), elements=100_000) as made:
-        groups: dict[int, RolloutGroup] = {}
-        for version in range(12):
-            made.publish(fake_weights(version, 100_000), version)
-            made.submit([fake_request(2 * version + i, issued_version=version) for i in range(2)])
-            if version % 3 == 2:
-                groups |= collect(made, 1)
-        groups |= collect(made, 24 - len(groups))
-    for group in groups.values():
-        trajectory = group.trajectories[0]
-        assert trajectory.versions == sorted(trajectory.versions)
-        assert group.request.issued_version <= group.oldest_version <= 11
-        # The weights really are those of the version the token carries.
-        assert trajectory.behavior_logprobs == [-float(version) for version in trajectory.versions]
+    with backend(FakeFactory(slots=2, step_s=0.001), elements=ELEMENTS) as made:
+        check_no_prompt_is_sampled_under_older_weights(made)
 
 
 def test_generation_goes_on_while_the_trainer_does_not_listen_and_full_pipes_hold_nobody_up() -> None:
@@ -117,24 +98,10 @@ def test_generation_goes_on_while_the_trainer_does_not_listen_and_full_pipes_hol
 
 
 def test_killed_again_and_again_nothing_is_lost_or_answered_twice() -> None:
-    kills = 4
     with backend(FakeFactory(slots=2, step_s=0.002)) as made:
-        made.publish(fake_weights(1), 1)
-        made.submit([fake_request(i, issued_version=1) for i in range(40)])
-        groups: dict[int, RolloutGroup] = {}
-        for version in range(2, 2 + kills):
-            groups |= {group.request.index: group for group in made.collect()}
-            kill_and_await_the_next(made)
-            made.publish(fake_weights(version), version)
-        assert len(groups) < 40
-        rest = collect(made, 40 - len(groups))
-        assert made.restarts == kills
-    assert not groups.keys() & rest.keys()
-    assert sorted(groups.keys() | rest.keys()) == list(range(40))
-    for group in (groups | rest).values():
-        versions = group.trajectories[0].versions
-        assert min(versions) >= group.request.issued_version
-        assert group.trajectories[0].behavior_logprobs == [-float(version) for version in versions]
+        check_killed_again_and_again_nothing_is_lost_or_answered_twice(
+            made, lambda version: kill_and_await_the_next(made), kills=4, prompts=40
+        )
 
 
 def test_answers_that_came_before_the_death_are_kept() -> None:
@@ -225,40 +192,28 @@ def test_a_process_that_hangs_is_a_timeout_that_says_who_waited_for_whom() -> No
 
 
 def test_waiting_for_nothing_is_an_error_at_once() -> None:
-    with backend() as made, pytest.raises(WaitTimeoutError, match="every prompt it submitted is answered"):
-        made.collect()
+    with backend() as made:
+        check_waiting_for_nothing_is_an_error_at_once(made)
 
 
 def test_a_brace_error_of_the_driver_stays_one_and_is_raised_by_every_later_call() -> None:
-    with backend(FakeFactory(failure="train.jsonl: line 3: no answer")) as made:
-        made.submit([fake_request(0)])
-        with pytest.raises(DataError, match=r"^train\.jsonl: line 3: no answer$") as caught:
-            made.collect()
-        assert "in build" in str(caught.value.__cause__)
-        with pytest.raises(DataError):
-            made.publish(fake_weights(0), 0)
-        assert made.restarts == 0
+    with backend(BRACE_ERROR) as made:
+        check_a_brace_error_stays_one_and_is_raised_by_every_later_call(made)
 
 
 def test_any_other_error_of_the_driver_comes_with_its_traceback() -> None:
-    with backend(FakeFactory(failure="!disk on fire")) as made:
-        made.submit([fake_request(0)])
-        with pytest.raises(RuntimeError, match=r"(?s)rollout process failed:\nTraceback.*disk on fire"):
-            made.collect()
+    with backend(BROKEN) as made:
+        check_any_other_error_comes_with_its_traceback(made)
 
 
 def test_a_prompt_in_flight_cannot_be_submitted_again() -> None:
     with backend() as made:
-        made.submit([fake_request(0)])
-        with pytest.raises(ValueError, match=r"prompts \[0\] were submitted before"):
-            made.submit([fake_request(0)])
+        check_a_prompt_in_flight_cannot_be_submitted_again(made)
 
 
 def test_a_closed_backend_refuses_and_closes_again_in_peace() -> None:
     with backend() as made:
-        made.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            made.submit([fake_request(0)])
+        check_once_closed_it_refuses_and_closes_again_in_peace(made)
 
 
 def test_ctrl_c_reaches_the_trainer_alone_even_while_the_process_starts() -> None:

@@ -6,6 +6,8 @@ import random
 
 import pytest
 import torch
+from engine_checks import POSITIONS, VOCABULARY
+from engine_checks import full_logits as compute_full_logits
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     Gemma2Config,
@@ -19,8 +21,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-VOCABULARY = 61
-POSITIONS = 96
 # Large enough that distributions are far from uniform and an attention error shows.
 SPREAD = 0.4
 
@@ -85,11 +85,5 @@ def random_prompts():
 
 @pytest.fixture(scope="session")
 def full_logits():
-    """``full_logits(model, ids, start)``: float64 logits that predict ``ids[start:]``, from one uncached forward."""
-
-    def compute(model, ids, start):
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits
-        return logits[0, start - 1 : -1].double()
-
-    return compute
+    """As :func:`engine_checks.full_logits`."""
+    return compute_full_logits

@@ -2,65 +2,46 @@
 
 from __future__ import annotations
 
+import engine_checks
 import pytest
 import torch
+from engine_checks import (
+    POSITIONS,
+    VOCABULARY,
+    check_a_session_continued_after_new_weights_sees_nothing_of_the_old,
+    check_logprobs_are_those_of_the_distribution_sampled_from,
+    check_weights_are_copied,
+    check_weights_that_change_in_flight_give_both_versions,
+    expected_logprobs,
+    request,
+    run,
+)
 from transformers import MambaConfig, MambaForCausalLM
 
 from brace_rl.errors import ModelError
 from brace_rl.training.engines.embedded import EmbeddedEngine
-from brace_rl.training.types import GenerationRequest, SamplingParams
+from brace_rl.training.types import SamplingParams
 
 KINDS = ["llama", "gpt2", "mistral-sliding", "gemma2-mixed-sliding"]
-VOCABULARY = 61
-POSITIONS = 96
-
-
-def request(name, prompt, new, *, seed=0, **more):
-    return GenerationRequest(session=name, token_ids=tuple(prompt), max_new_tokens=new, seed=seed, **more)
+TOLERANCE = 2e-5
 
 
 def mixed_requests(prompts, **more):
     return [request(f"r{i}", prompt, 1 + (7 * i) % 23, seed=100 + i, **more) for i, prompt in enumerate(prompts)]
 
 
-def run(engine):
-    """Step until nothing is left; results by session."""
-    results = {}
-    while engine.unfinished:
-        for result in engine.step():
-            assert result.session not in results
-            results[result.session] = result
-    return results
-
-
-def expected_logprobs(logits, tokens, temperature=1.0):
-    return (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
-
-
-def assert_logprobs(result, expected, tolerance=2e-5):
-    torch.testing.assert_close(torch.tensor(result.logprobs).double(), expected.double(), atol=tolerance, rtol=0)
+def assert_logprobs(result, expected):
+    engine_checks.assert_logprobs(result, expected, TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logprobs_and_entropies_equal_a_full_forward(kind, build_model, letters, random_prompts, full_logits):
+def test_logprobs_and_entropies_equal_a_full_forward(kind, build_model, letters, random_prompts):
     model = build_model(kind)
     engine = EmbeddedEngine(model, letters, slots=4)
-    temperatures = [1.0, 0.6, 1.5]
-    requests = [
-        request(f"r{i}", prompt, 1 + (7 * i) % 23, seed=i, sampling=SamplingParams(temperature=temperatures[i % 3]))
-        for i, prompt in enumerate(random_prompts(13, lengths=(1, 30)))
-    ]
-    engine.submit(requests)
-    results = run(engine)
-    assert set(results) == {r.session for r in requests}
-    for r in requests:
-        result = results[r.session]
-        assert len(result.token_ids) == r.max_new_tokens
-        assert result.finish_reason == "length"
-        logits = full_logits(model, r.token_ids + tuple(result.token_ids), len(r.token_ids))
-        assert_logprobs(result, expected_logprobs(logits, result.token_ids, r.sampling.temperature))
-        entropies = torch.distributions.Categorical(logits=logits / r.sampling.temperature).entropy()
-        torch.testing.assert_close(torch.tensor(result.entropies).double(), entropies, atol=2e-5, rtol=0)
+    prompts = random_prompts(13, lengths=(1, 30))
+    for result, logits in check_logprobs_are_those_of_the_distribution_sampled_from(engine, model, prompts, TOLERANCE):
+        entropies = torch.distributions.Categorical(logits=logits).entropy()
+        torch.testing.assert_close(torch.tensor(result.entropies).double(), entropies, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,52 +192,22 @@ def test_a_released_session_is_forgotten(build_model, letters):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_that_change_in_flight_give_both_versions(kind, build_model, letters, random_prompts, full_logits):
+def test_weights_that_change_in_flight_give_both_versions(kind, build_model, letters, random_prompts):
     old, new = build_model(kind, seed=0), build_model(kind, seed=1)
     engine = EmbeddedEngine(build_model(kind, seed=2), letters, slots=3)
     assert engine.version == -1
-    engine.update_weights(old.state_dict(), 6)
-    requests = [request(f"r{i}", prompt, 9, seed=i) for i, prompt in enumerate(random_prompts(5))]
-    engine.submit(requests)
-    for _ in range(4):
-        assert engine.step() == []
-    engine.update_weights(new.state_dict(), 7)
-    assert engine.version == 7
-    results = run(engine)
-    for i, r in enumerate(requests):
-        result = results[r.session]
-        # Three were in their slots when the weights changed, two still waited.
-        before = 4 if i < 3 else 0
-        assert result.versions == [6] * before + [7] * (9 - before)
-        ids, start = r.token_ids + tuple(result.token_ids), len(r.token_ids)
-        by_old = expected_logprobs(full_logits(old, ids, start), result.token_ids)
-        by_new = expected_logprobs(full_logits(new, ids, start), result.token_ids)
-        assert_logprobs(result, torch.cat((by_old[:before], by_new[before:])))
+    check_weights_that_change_in_flight_give_both_versions(engine, old, new, random_prompts(5), TOLERANCE)
 
 
-def test_a_session_continued_after_new_weights_sees_only_them(build_model, letters, full_logits):
-    new = build_model(seed=1)
+def test_a_session_continued_after_new_weights_sees_only_them(build_model, letters):
     engine = EmbeddedEngine(build_model(seed=0), letters, slots=2)
-    engine.submit([request("s", range(10), 4)])
-    context = (*range(10), *run(engine)["s"].token_ids, 3)
-    engine.update_weights(new.state_dict(), 1)
-    engine.submit([request("s", context, 4)])
-    result = run(engine)["s"]
-    logits = full_logits(new, context + tuple(result.token_ids), len(context))
-    assert_logprobs(result, expected_logprobs(logits, result.token_ids))
+    check_a_session_continued_after_new_weights_sees_nothing_of_the_old(
+        engine, build_model(seed=1), range(10), TOLERANCE
+    )
 
 
-def test_weights_are_copied(build_model, letters, full_logits):
-    new = build_model(seed=1)
-    state = {name: tensor.clone() for name, tensor in new.state_dict().items()}
-    engine = EmbeddedEngine(build_model(), letters, slots=1)
-    engine.update_weights(state, 1)
-    for tensor in state.values():
-        tensor.zero_()
-    engine.submit([request("s", [1, 2, 3], 5)])
-    result = run(engine)["s"]
-    logits = full_logits(new, (1, 2, 3, *result.token_ids), 3)
-    assert_logprobs(result, expected_logprobs(logits, result.token_ids))
+def test_weights_are_copied(build_model, letters):
+    check_weights_are_copied(EmbeddedEngine(build_model(), letters, slots=1), build_model(seed=1), (1, 2, 3), TOLERANCE)
 
 
 def test_tied_weights_may_be_given_under_either_name_or_both_but_not_differ(build_model, letters):

@@ -13,18 +13,28 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import engine_checks
 import pytest
 import torch
+from engine_checks import (
+    POSITIONS,
+    VOCABULARY,
+    assert_logprobs,
+    check_a_session_continued_after_new_weights_sees_nothing_of_the_old,
+    check_logprobs_are_those_of_the_distribution_sampled_from,
+    check_weights_are_copied,
+    check_weights_that_change_in_flight_give_both_versions,
+    request,
+    run,
+)
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from brace_rl.errors import BraceError, ModelError
 from brace_rl.training.engines import vllm as vllm_engine
 from brace_rl.training.engines.embedded import EmbeddedEngine
 from brace_rl.training.engines.vllm import VLLMEngine
-from brace_rl.training.types import GenerationRequest, SamplingParams
+from brace_rl.training.types import SamplingParams
 
-VOCABULARY, POSITIONS = 61, 96
-"""Those of the fixtures in conftest.py."""
 TOLERANCE = 1e-4
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -59,46 +69,18 @@ def engine(tmp_path_factory, letters):
     return made
 
 
-def request(session, token_ids, new, *, seed=0, **more):
-    return GenerationRequest(session, tuple(token_ids), new, seed=seed, **more)
-
-
-def run(engine):
-    results = {}
-    while engine.unfinished:
-        for result in engine.step():
-            assert result.session not in results
-            results[result.session] = result
-    return results
-
-
-def expected_logprobs(logits, tokens, temperature=1.0):
-    return (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
-
-
-def assert_logprobs(result, expected):
-    torch.testing.assert_close(torch.tensor(result.logprobs).double(), expected.double(), atol=TOLERANCE, rtol=0)
+def assert_is_of(model, context, result):
+    engine_checks.assert_is_of(model, context, result, TOLERANCE)
 
 
 @needs_vllm
-def test_logprobs_are_those_of_the_distribution_sampled_from(engine, random_prompts, full_logits):
+def test_logprobs_are_those_of_the_distribution_sampled_from(engine, random_prompts):
     model = build(0)
     engine.update_weights(model.state_dict(), 5)
-    temperatures = [1.0, 0.6, 1.5]
-    requests = [
-        request(f"r{i}", prompt, 1 + (7 * i) % 23, seed=i, sampling=SamplingParams(temperature=temperatures[i % 3]))
-        for i, prompt in enumerate(random_prompts(10, lengths=(1, 30)))
-    ]
-    engine.submit(requests)
-    results = run(engine)
-    assert set(results) == {r.session for r in requests}
-    for r in requests:
-        result = results[r.session]
-        assert len(result.token_ids) == r.max_new_tokens
-        assert (result.finish_reason, set(result.versions)) == ("length", {5})
+    prompts = random_prompts(10, lengths=(1, 30))
+    for result, _ in check_logprobs_are_those_of_the_distribution_sampled_from(engine, model, prompts, TOLERANCE):
+        assert set(result.versions) == {5}
         assert all(math.isnan(entropy) for entropy in result.entropies)
-        logits = full_logits(model, r.token_ids + tuple(result.token_ids), len(r.token_ids))
-        assert_logprobs(result, expected_logprobs(logits, result.token_ids, r.sampling.temperature))
 
 
 @needs_vllm
@@ -114,54 +96,23 @@ def test_it_agrees_with_the_embedded_engine(engine, letters, random_prompts):
         results.append(run(each))
     for name, result in results[0].items():
         assert result.token_ids == results[1][name].token_ids
-        assert_logprobs(result, torch.tensor(results[1][name].logprobs))
+        assert_logprobs(result, torch.tensor(results[1][name].logprobs), TOLERANCE)
 
 
 @needs_vllm
-def test_weights_that_change_in_flight_give_both_versions_and_keep_the_tokens(engine, random_prompts, full_logits):
-    old, new = build(0), build(1)
-    engine.update_weights(old.state_dict(), 6)
-    requests = [request(f"r{i}", prompt, 9, seed=i) for i, prompt in enumerate(random_prompts(5))]
-    engine.submit(requests)
-    for _ in range(4):
-        assert engine.step() == []
-    engine.update_weights(new.state_dict(), 7)
-    assert (engine.version, engine.unfinished) == (7, 5)
-    results = run(engine)
-    for i, r in enumerate(requests):
-        result = results[r.session]
-        # Three were being decoded when the weights changed, two still waited.
-        before = 4 if i < 3 else 0
-        assert result.versions == [6] * before + [7] * (9 - before)
-        ids, start = r.token_ids + tuple(result.token_ids), len(r.token_ids)
-        by_old = expected_logprobs(full_logits(old, ids, start), result.token_ids)
-        by_new = expected_logprobs(full_logits(new, ids, start), result.token_ids)
-        assert_logprobs(result, torch.cat((by_old[:before], by_new[before:])))
+def test_weights_that_change_in_flight_give_both_versions_and_keep_the_tokens(engine, random_prompts):
+    check_weights_that_change_in_flight_give_both_versions(engine, build(0), build(1), random_prompts(5), TOLERANCE)
 
 
 @needs_vllm
-def test_a_session_continued_after_new_weights_sees_nothing_cached_from_the_old(engine, full_logits):
+def test_a_session_continued_after_new_weights_sees_nothing_cached_from_the_old(engine):
     engine.update_weights(build(0).state_dict(), 0)
-    engine.submit([request("s", range(40), 4)])
-    context = (*range(40), *run(engine)["s"].token_ids, 3)
-    new = build(1)
-    engine.update_weights(new.state_dict(), 1)
-    engine.submit([request("s", context, 4)])
-    result = run(engine)["s"]
-    logits = full_logits(new, context + tuple(result.token_ids), len(context))
-    assert_logprobs(result, expected_logprobs(logits, result.token_ids))
+    check_a_session_continued_after_new_weights_sees_nothing_of_the_old(engine, build(1), range(40), TOLERANCE)
 
 
 @needs_vllm
-def test_weights_are_copied(engine, full_logits):
-    weights = {name: tensor.clone() for name, tensor in build(1).state_dict().items()}
-    engine.update_weights(weights, 0)
-    for tensor in weights.values():
-        tensor.zero_()
-    engine.submit([request("s", range(8), 5)])
-    result = run(engine)["s"]
-    logits = full_logits(build(1), (*range(8), *result.token_ids), 8)
-    assert_logprobs(result, expected_logprobs(logits, result.token_ids))
+def test_weights_are_copied(engine):
+    check_weights_are_copied(engine, build(1), range(8), TOLERANCE)
 
 
 @needs_vllm
@@ -222,7 +173,7 @@ def test_requests_that_cannot_be_served_are_refused_and_queue_nothing(engine):
 
 
 @needs_vllm
-def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine, full_logits):
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine):
     model = build(0)
     engine.update_weights(model.state_dict(), 3)
     weights = build(1).state_dict()
@@ -235,19 +186,16 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine, full_log
     engine.submit([request("s", range(8), 5)])
     result = run(engine)["s"]
     assert set(result.versions) == {3}
-    logits = full_logits(model, (*range(8), *result.token_ids), 8)
-    assert_logprobs(result, expected_logprobs(logits, result.token_ids))
+    assert_is_of(model, range(8), result)
 
 
 @needs_vllm
 @pytest.mark.parametrize("left_out", ["lm_head.weight", "model.embed_tokens.weight"])
-def test_a_tied_weight_may_be_left_out(left_out, engine, full_logits):
+def test_a_tied_weight_may_be_left_out(left_out, engine):
     weights = {name: tensor for name, tensor in build(1).state_dict().items() if name != left_out}
     engine.update_weights(weights, 0)
     engine.submit([request("s", range(8), 5)])
-    result = run(engine)["s"]
-    logits = full_logits(build(1), (*range(8), *result.token_ids), 8)
-    assert_logprobs(result, expected_logprobs(logits, result.token_ids))
+    assert_is_of(build(1), range(8), run(engine)["s"])
 
 
 def train(run_dir):

@@ -181,6 +181,7 @@ def fake_cluster() -> Iterator[None]:
         get=lambda reference, timeout=None: reference.future.result(timeout),
         wait=_wait,
         kill=lambda actor: actor.kill(),
+        shutdown=lambda: None,
         remote=_remote,
         util=types.SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
         exceptions=types.SimpleNamespace(RayError=RayError, RayActorError=RayActorError),

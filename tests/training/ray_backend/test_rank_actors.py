@@ -9,13 +9,15 @@ import torch
 from test_learner import random_batch
 from test_learner_group import check_that_a_group_trains_is_saved_and_goes_on_as_one_learner as check_group
 from test_learner_group import group_config, group_of, model_dir
-from test_run import assert_same_weights, metrics_of, weights_of
+from test_run import assert_same_weights, figures_of, metrics_of, weights_of
 from test_run_ranks import STEPS
 from test_run_ranks import config_of as local_config
 
 from brace_rl.errors import BraceError, DivergedError, ModelError, WaitTimeoutError
+from brace_rl.training import rank_actors as launcher
 from brace_rl.training import run
 from brace_rl.training.learner_group import LearnerGroup
+from brace_rl.training.models import resolve_device
 from brace_rl.training.rank_actors import rank_actors
 from brace_rl.training.run import run_training
 
@@ -41,12 +43,6 @@ def config_of(ranks, kind, **arguments):
     return type(local_config(1)).model_validate(sections)
 
 
-def figures(run_dir):
-    """Every metric but times, of every step."""
-    rows = metrics_of(run_dir).values()
-    return [{n: x for n, x in row.items() if not n.startswith(("time/", "throughput/"))} for row in rows]
-
-
 def kill(peer):
     import ray
 
@@ -62,7 +58,7 @@ def test_a_group_of_actors_trains_is_saved_and_goes_on_as_one_learner(size, shar
 def test_a_run_is_that_of_as_many_processes(ranks, tmp_path):
     for kind in ("local", "ray"):
         run_training(config_of(ranks, kind), tmp_path / kind)
-    mine, theirs = figures(tmp_path / "ray"), figures(tmp_path / "local")
+    mine, theirs = figures_of(tmp_path / "ray"), figures_of(tmp_path / "local")
     assert len(mine) == STEPS + 1
     assert mine == [pytest.approx(row, abs=1e-5, rel=1e-5, nan_ok=True) for row in theirs]
     expected = weights_of(tmp_path / "local", STEPS)
@@ -123,6 +119,18 @@ def test_a_rank_that_finds_no_place_is_a_timeout_that_asks_for_what_it_needs(mod
     expected = r"rank 0 of the learner waited 1 s for rank 1 \(an actor, said nothing yet: has the cluster the CPUs"
     with pytest.raises(WaitTimeoutError, match=expected), group_of(config, model_dir, rank_actors):
         pass
+
+
+def test_a_cluster_started_for_the_ranks_has_room_for_the_rollouts_too_and_ends_with_them(model_dir, monkeypatch):
+    import ray
+
+    started, ended = [], []
+    monkeypatch.setattr(launcher, "join_cluster", lambda address, **asked: started.append((address, asked)) or True)
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append(True))
+    with rank_actors(group_config(size=3, learner_threads=2, rollout_threads=3), model_dir) as (peers, _):
+        assert (len(peers), ended) == (2, [])
+    assert started == [("", {"cpus": 2 * 2 + 1 * 3, "kept": resolve_device("auto")})]
+    assert ended == [True]
 
 
 def test_ranks_of_a_cluster_on_this_machine_listen_on_loopback_only(model_dir):

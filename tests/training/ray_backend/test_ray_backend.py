@@ -9,13 +9,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
+from backend_checks import (
+    BRACE_ERROR,
+    BROKEN,
+    assert_weights_were_those_of_the_version,
+    check_a_brace_error_stays_one_and_is_raised_by_every_later_call,
+    check_a_prompt_in_flight_cannot_be_submitted_again,
+    check_answers_equal_those_of_the_inline_backend,
+    check_any_other_error_comes_with_its_traceback,
+    check_killed_again_and_again_nothing_is_lost_or_answered_twice,
+    check_no_prompt_is_sampled_under_older_weights,
+    check_once_closed_it_refuses_and_closes_again_in_peace,
+    check_waiting_for_nothing_is_an_error_at_once,
+    collect,
+)
 from fakes import FakeFactory, fake_request, fake_weights
 
-from brace_rl.errors import BraceError, DataError, WaitTimeoutError
-from brace_rl.training.backends.inline import InlineBackend
+from brace_rl.errors import BraceError, WaitTimeoutError
 from brace_rl.training.backends.ray_workers import MAX_DEATHS_IN_A_ROW, RayBackend
 from brace_rl.training.rollout import RolloutDriver
-from brace_rl.training.types import RolloutGroup
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -60,50 +72,16 @@ def kill(worker) -> None:
     ray.kill(worker.handle)
 
 
-def collect(made: RayBackend, count: int) -> dict[int, RolloutGroup]:
-    """``count`` answers, none of them twice."""
-    groups: dict[int, RolloutGroup] = {}
-    while len(groups) < count:
-        for group in made.collect():
-            assert group.request.index not in groups
-            groups[group.request.index] = group
-    return groups
-
-
-def assert_weights_were_those_of_the_version(groups: dict[int, RolloutGroup]) -> None:
-    """The fake engine's log-prob is minus the value of the weights, which is their version."""
-    for group in groups.values():
-        for trajectory in group.trajectories:
-            assert trajectory.behavior_logprobs == [-float(version) for version in trajectory.versions]
-            assert min(trajectory.versions) >= group.request.issued_version
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_answers_equal_those_of_the_inline_backend(workers: int) -> None:
-    requests = [fake_request(i, samples=2, max_response_tokens=5) for i in range(9)]
-    inline = InlineBackend(FakeFactory().build())
-    inline.publish(fake_weights(3), 3)
-    inline.submit(requests)
-    expected = {group.request.index: group for group in inline.collect()}
     with backend(workers=workers) as made:
-        made.publish(fake_weights(3), 3)
-        made.submit(requests)
-        groups = collect(made, 9)
-    assert groups == expected
-    assert (made.restarts, made.resent) == (0, 0)
+        check_answers_equal_those_of_the_inline_backend(made, prompts=9)
+        assert made.resent == 0
 
 
 def test_a_prompt_is_never_sampled_under_weights_older_than_those_published_before_it() -> None:
     with backend(FakeFactory(slots=2, step_s=0.001), workers=2) as made:
-        groups: dict[int, RolloutGroup] = {}
-        for version in range(12):
-            made.publish(fake_weights(version, 100_000), version)
-            made.submit([fake_request(2 * version + i, issued_version=version) for i in range(2)])
-            if version % 3 == 2:
-                groups |= collect(made, 1)
-        groups |= collect(made, 24 - len(groups))
-    assert_weights_were_those_of_the_version(groups)
-    assert max(max(group.trajectories[0].versions) for group in groups.values()) <= 11
+        check_no_prompt_is_sampled_under_older_weights(made)
 
 
 def test_prompts_are_divided_by_responses_to_make() -> None:
@@ -115,19 +93,9 @@ def test_prompts_are_divided_by_responses_to_make() -> None:
 
 def test_killed_again_and_again_nothing_is_lost_or_answered_twice() -> None:
     with backend(FakeFactory(slots=2, step_s=0.01), workers=3) as made:
-        made.publish(fake_weights(1), 1)
-        made.submit([fake_request(i, issued_version=1) for i in range(60)])
-        groups: dict[int, RolloutGroup] = {}
-        for version in range(2, 5):
-            groups |= collect(made, 1)
-            kill(made._workers[version % 3])
-            made.publish(fake_weights(version), version)
-        assert len(groups) < 60
-        rest = collect(made, 60 - len(groups))
-        assert made.restarts == 3
-    assert not groups.keys() & rest.keys()
-    assert sorted(groups.keys() | rest.keys()) == list(range(60))
-    assert_weights_were_those_of_the_version(groups | rest)
+        check_killed_again_and_again_nothing_is_lost_or_answered_twice(
+            made, lambda version: kill(made._workers[version % 3]), kills=3, prompts=60
+        )
 
 
 def test_a_slow_worker_holds_nobody_up() -> None:
@@ -196,46 +164,31 @@ def test_a_worker_that_is_silent_while_others_answer_is_replaced() -> None:
 
 
 def test_waiting_for_nothing_is_an_error_at_once() -> None:
-    with backend() as made, pytest.raises(WaitTimeoutError, match="every prompt it submitted is answered"):
-        made.collect()
-
-
-def submit_and_collect(made: RayBackend) -> None:
-    """Either of the calls may be the one that learns of a failure."""
-    made.submit([fake_request(0)])
-    made.collect()
+    with backend() as made:
+        check_waiting_for_nothing_is_an_error_at_once(made)
 
 
 def test_a_brace_error_of_the_driver_stays_one_and_is_raised_by_every_later_call() -> None:
-    with backend(FakeFactory(failure="file x is broken")) as made:
-        with pytest.raises(DataError, match=r"^file x is broken$"):
-            submit_and_collect(made)
-        with pytest.raises(DataError):
-            made.publish(fake_weights(0), 0)
+    with backend(BRACE_ERROR) as made:
+        check_a_brace_error_stays_one_and_is_raised_by_every_later_call(made)
 
 
 def test_any_other_error_of_the_driver_comes_with_its_traceback() -> None:
-    expected = pytest.raises(RuntimeError, match=r"(?s)Traceback.*no such thing")
-    with backend(FakeFactory(failure="!no such thing")) as made, expected:
-        submit_and_collect(made)
+    with backend(BROKEN) as made:
+        check_any_other_error_comes_with_its_traceback(made)
 
 
 def test_a_prompt_in_flight_cannot_be_submitted_again() -> None:
     with backend(FakeFactory(step_s=60.0)) as made:
-        made.submit([fake_request(0)])
-        with pytest.raises(ValueError, match=r"prompts \[0\] were submitted before"):
-            made.submit([fake_request(0)])
+        check_a_prompt_in_flight_cannot_be_submitted_again(made)
 
 
-def test_a_closed_backend_refuses_and_closes_again_in_peace() -> None:
+def test_a_closed_backend_refuses_closes_again_in_peace_and_leaves_the_cluster_it_found() -> None:
     with backend() as made:
-        pass
-    made.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        made.collect()
+        check_once_closed_it_refuses_and_closes_again_in_peace(made)
     import ray
 
-    assert ray.is_initialized()  # the cluster was there before it
+    assert ray.is_initialized()
 
 
 def test_a_cluster_started_here_listens_on_loopback_only(cluster: str) -> None:

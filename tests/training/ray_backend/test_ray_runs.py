@@ -12,15 +12,16 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 from fake_ray import fake_cluster
 from ray_environment import join_cluster, prepare_environment
-from test_run import assert_same_weights, metrics_of, tiny_config, wait_for_step, weights_of
+from test_run import assert_same_weights, figures_of, metrics_of, tiny_config, wait_for_step, weights_of
 
 from brace_rl.training import run
 from brace_rl.training.backends.ray_workers import RayBackend
 from brace_rl.training.engines.simulated import ResponseLengths, SimulatedSpec
 from brace_rl.training.run import run_training
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS, SAMPLES, STALENESS, STEPS = 4, 2, 2, 12
 KILLED_AT = 5
@@ -29,30 +30,14 @@ SLOW_WORKER, SLOWNESS = 3, 10.0
 PATIENCE_S = 900.0
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def trace(run_dir):
-    """Every metric but times."""
-    return [
-        {name: x for name, x in row.items() if not name.startswith(("time/", "throughput/"))}
-        for row in metrics_of(run_dir).values()
-    ]
-
-
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("mode", "staleness"), [("lag", 2), ("async", 0)])
 def test_with_one_worker_the_trace_is_that_of_the_local_backend(mode, staleness, tmp_path):
     for kind in ("local", "ray"):
         config = tiny_config(mode, staleness, backend={"kind": kind}, schedule={"timeout_s": PATIENCE_S})
         run_training(config, tmp_path / kind)
-    assert len(trace(tmp_path / "ray")) > 1
-    assert trace(tmp_path / "ray") == trace(tmp_path / "local")
+    assert len(figures_of(tmp_path / "ray")) > 1
+    assert figures_of(tmp_path / "ray") == figures_of(tmp_path / "local")
     assert_same_weights(weights_of(tmp_path / "ray"), weights_of(tmp_path / "local"))
 
 

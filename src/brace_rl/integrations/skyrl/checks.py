@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from brace_rl.errors import ConfigError
+from brace_rl.integrations.checking import entry, refuse, window_findings
 from brace_rl.integrations.finding import Finding
 from brace_rl.integrations.skyrl.options import NODE, options_from_algorithm
-from brace_rl.integrations.token_level import WITH_WINDOW, TokenLevelOptions
 
 ALGORITHM = "trainer.algorithm"
 SAMPLING = "generator.sampling_params"
@@ -20,20 +20,21 @@ LOGPROBS_MODE = "generator.inference_engine.engine_init_kwargs.logprobs_mode"
 WHOLE_DISTRIBUTION = {"top_p": (1.0,), "top_k": (-1, 0), "min_p": (0.0,), "repetition_penalty": (1.0,)}
 """Sampling setting -> values that leave the distribution as the model has it, the usual one first."""
 
-LONG_WINDOW_LOSS = 0.1
-"""Below this share of its weight, lambda to the power of the window leaves the return next to nothing."""
-
 
 def config_findings(config: Mapping[str, Any]) -> list[Finding]:
     """Findings about a SkyRL configuration as nested mappings; what is missing counts as SkyRL's default."""
     found = [*_critic_findings(config), *_batch_findings(config)]
     try:
-        options = options_from_algorithm(_get(config, ALGORITHM, {}))
+        options = options_from_algorithm(entry(config, ALGORITHM, {}))
     except ConfigError as error:
         return [*found, Finding("error", str(error), "see docs/skyrl.md for the options")]
     if options.needs_ratios:
         found += [*_logprob_findings(config), *_distribution_findings(config)]
-    return [*found, *_mask_findings(config), *_window_findings(options)]
+    return [
+        *found,
+        *_mask_findings(config),
+        *window_findings(options, lam=f"{ALGORITHM}.lambd", window=f"{NODE}.window"),
+    ]
 
 
 def refuse_errors(config: Mapping[str, Any]) -> None:
@@ -42,19 +43,17 @@ def refuse_errors(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: every error of :func:`config_findings`, with its mend.
     """
-    wrong = [finding for finding in config_findings(config) if finding.severity == "error"]
-    if wrong:
-        raise ConfigError("; ".join(f"{finding.what}: {finding.mend}" for finding in wrong))
+    refuse(config_findings(config))
 
 
 def _critic_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
-    if not _get(config, "trainer.critic.model.path", None):
+    if not entry(config, "trainer.critic.model.path", None):
         yield Finding(
             "error",
             "trainer.critic.model.path = None: there is no critic whose target to correct",
             "set trainer.critic.model.path to the model that the critic starts from",
         )
-    estimator = _get(config, f"{ALGORITHM}.advantage_estimator", "grpo")
+    estimator = entry(config, f"{ALGORITHM}.advantage_estimator", "grpo")
     if estimator != "gae":
         yield Finding(
             "error",
@@ -65,20 +64,20 @@ def _critic_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _batch_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
-    if _get(config, "generator.step_wise_trajectories", False):
+    if entry(config, "generator.step_wise_trajectories", False):
         yield Finding(
             "error",
             "generator.step_wise_trajectories = True: a trajectory is cut into rows of one turn, so no target sees the "
             "turns after its own, and SkyRL itself allows no gae there",
             "set generator.step_wise_trajectories=False",
         )
-    if _get(config, "trainer.fully_async.simulate_training", False):
+    if entry(config, "trainer.fully_async.simulate_training", False):
         yield Finding(
             "error",
             "trainer.fully_async.simulate_training = True: nothing is trained",
             "set trainer.fully_async.simulate_training=False",
         )
-    if _get(config, f"{ALGORITHM}.advantage_batch_normalize", False):
+    if entry(config, f"{ALGORITHM}.advantage_batch_normalize", False):
         yield Finding(
             "warning",
             f"{ALGORITHM}.advantage_batch_normalize = True: advantages are whitened already, and SkyRL takes this mean "
@@ -88,13 +87,13 @@ def _batch_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _logprob_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
-    if _get(config, f"{SAMPLING}.logprobs", 1) is None:
+    if entry(config, f"{SAMPLING}.logprobs", 1) is None:
         yield Finding(
             "error",
             f"{SAMPLING}.logprobs = None: the log-probs that tokens were sampled with are not asked for",
             f"set {SAMPLING}.logprobs=1",
         )
-    if _get(config, "generator.chat_template.name_or_path", None) is not None:
+    if entry(config, "generator.chat_template.name_or_path", None) is not None:
         yield Finding(
             "error",
             "generator.chat_template.name_or_path: SkyRL renders conversations anew under a template of your own, and "
@@ -104,8 +103,8 @@ def _logprob_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _distribution_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
-    sampled = _get(config, f"{SAMPLING}.temperature", 1.0)
-    scored = _get(config, f"{ALGORITHM}.temperature", None)
+    sampled = entry(config, f"{SAMPLING}.temperature", 1.0)
+    scored = entry(config, f"{ALGORITHM}.temperature", None)
     if scored is not None and scored != sampled:
         yield Finding(
             "warning",
@@ -113,7 +112,7 @@ def _distribution_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
             "them under different distributions",
             f"leave {ALGORITHM}.temperature out; SkyRL takes that of {SAMPLING}",
         )
-    if sampled != 1.0 and _get(config, LOGPROBS_MODE, None) != "processed_logprobs":
+    if sampled != 1.0 and entry(config, LOGPROBS_MODE, None) != "processed_logprobs":
         yield Finding(
             "warning",
             f"{SAMPLING}.temperature = {sampled}: vLLM reports log-probs from before the temperature, SkyRL's policy "
@@ -121,7 +120,7 @@ def _distribution_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
             f"set {SAMPLING}.temperature=1.0, or {LOGPROBS_MODE}=processed_logprobs",
         )
     for name, whole in WHOLE_DISTRIBUTION.items():
-        given = _get(config, f"{SAMPLING}.{name}", whole[0])
+        given = entry(config, f"{SAMPLING}.{name}", whole[0])
         if given not in whole:
             yield Finding(
                 "warning",
@@ -133,39 +132,17 @@ def _distribution_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _mask_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Masks that reject whole responses. SkyRL's off-policy correction is none of them: it acts in the policy loss."""
-    if _get(config, f"{ALGORITHM}.zero_variance_filter", False):
+    if entry(config, f"{ALGORITHM}.zero_variance_filter", False):
         yield Finding(
             "warning",
             f"{ALGORITHM}.zero_variance_filter = True: made for group baselines; here it keeps groups of equal rewards "
             "from the critic too, which could learn from them",
             f"set {ALGORITHM}.zero_variance_filter=False",
         )
-    if _get(config, "generator.apply_overlong_filtering", False):
+    if entry(config, "generator.apply_overlong_filtering", False):
         yield Finding(
             "warning",
             "generator.apply_overlong_filtering = True: truncated responses lose their mask in the generator, so the "
             "critic never learns what they earned",
             "set generator.apply_overlong_filtering=False",
         )
-
-
-def _window_findings(options: TokenLevelOptions) -> Iterator[Finding]:
-    if not isinstance(options.window, int) or options.value_target not in WITH_WINDOW:
-        return
-    if options.lam**options.window < LONG_WINDOW_LOSS:
-        yield Finding(
-            "warning",
-            f"{ALGORITHM}.lambd = {options.lam:g} with {NODE}.window = {options.window}: the return keeps at most "
-            f"{options.lam**options.window:.2g} of its weight",
-            f"set {ALGORITHM}.lambd=1.0 (SkyRL's own advantage is not used), or a shorter window",
-        )
-
-
-def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    """The entry at a dotted key, or the default where any part of it is missing."""
-    node: Any = config
-    for part in key.split("."):
-        if not isinstance(node, Mapping) or part not in node:
-            return default
-        node = node[part]
-    return node

@@ -100,12 +100,12 @@ def skyrl_estimates(
 
 
 def _placeholders(rollout_logprobs: Tensor, action_mask: Tensor) -> Tensor:
-    """Last tokens of a response that nobody sampled.
+    """Last tokens of a response whose log-prob is not known.
 
-    Where a response does not end with an end token (``generator.use_conversation_multi_turn=False``), SkyRL appends one
-    with log-prob 0 and trains on it. Its ratio would be the policy's probability of that token, which is close to 0 and
-    would keep the reward from every token before. There is nothing to correct in a token that was not sampled. One that
-    was, and so surely that its log-prob was rounded to 0, has a ratio of about 1 anyway.
+    With ``generator.use_conversation_multi_turn=False`` SkyRL takes the end token off a response that has one, appends
+    one to every response that was not cut off, with log-prob 0, and trains on it. Its ratio would be the policy's
+    probability of that token, which is small where the policy did not want to stop, and would keep the reward from
+    every token before. One that was sampled so surely that its log-prob was rounded to 0 has a ratio of about 1 anyway.
     """
     last = torch.zeros_like(action_mask)
     last[:, -1] = True

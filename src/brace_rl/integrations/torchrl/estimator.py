@@ -1,7 +1,9 @@
-"""BRACE as one of TorchRL's value estimators, for its losses or on its own.
+"""BRACE as one of TorchRL's value estimators, on its own or for one of its losses::
 
     estimator = BraceEstimator(gamma=0.99, window=16, value_network=critic, actor_network=actor)
-    estimator(batch_from_a_collector)          # writes "advantage" and "value_target"
+    estimator(batch_from_a_collector)  # writes "advantage" and "value_target"
+
+How a loss is given one is said in ``docs/torchrl.md``.
 """
 
 from __future__ import annotations
@@ -111,8 +113,9 @@ class BraceEstimator(ValueEstimatorBase):  # type: ignore[misc]
 
         It judges by the actor as the loss trains it, not by a copy.
         """
+        critic = "critic_network" if getattr(loss_module, "critic_network", None) is not None else "value_network"
         networks = {
-            "value_network": getattr(loss_module, "critic_network", None) or getattr(loss_module, "value_network", None),
+            "value_network": getattr(loss_module, critic, None),
             "actor_network": getattr(loss_module, "actor_network", None),
         }
         estimator = cls(**{**networks, **hyperparams})

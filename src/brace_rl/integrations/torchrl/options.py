@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from brace_rl.errors import ConfigError
+from brace_rl.integrations.checking import window_findings
 from brace_rl.integrations.finding import Finding
-from brace_rl.integrations.token_level import WITH_WINDOW, TokenLevelOptions
+from brace_rl.integrations.token_level import TokenLevelOptions
 
 NODE = "brace"
 """Of a settings file that ``brace doctor torchrl`` is given, and the estimator's name in TorchRL's registry."""
@@ -22,9 +23,6 @@ RENAMED = {
     "average_adv": "whiten",
 }
 """Name in TorchRL's estimators -> name here."""
-
-LONG_WINDOW_LOSS = 0.1
-"""Below this share of its weight, lambda to the power of the window leaves the return next to nothing."""
 
 
 def options_from(given: Mapping[str, Any]) -> TokenLevelOptions:
@@ -65,16 +63,4 @@ def config_findings(settings: Mapping[str, Any]) -> list[Finding]:
         options = options_from(given)
     except ConfigError as error:
         return [Finding("error", f"{NODE}.{error}", "see docs/torchrl.md for the options")]
-    return list(_window_findings(options))
-
-
-def _window_findings(options: TokenLevelOptions) -> Iterator[Finding]:
-    if not isinstance(options.window, int) or options.value_target not in WITH_WINDOW:
-        return
-    if options.lam**options.window < LONG_WINDOW_LOSS:
-        yield Finding(
-            "warning",
-            f"{NODE}.lam = {options.lam:g} with {NODE}.window = {options.window}: the return keeps at most "
-            f"{options.lam**options.window:.2g} of its weight",
-            f"set {NODE}.lam=1.0, or a shorter window",
-        )
+    return window_findings(options, lam=f"{NODE}.lam", window=f"{NODE}.window")

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from brace_rl.errors import ConfigError
+from brace_rl.integrations.checking import entry, window_findings
 from brace_rl.integrations.finding import Finding
-from brace_rl.integrations.token_level import WITH_WINDOW, TokenLevelOptions
+from brace_rl.integrations.token_level import TokenLevelOptions
 from brace_rl.integrations.verl.options import NODE, options_from_algorithm
 from brace_rl.integrations.verl.versions import Route
 
@@ -26,9 +27,6 @@ ROLLOUT = "actor_rollout_ref.rollout"
 WHOLE_DISTRIBUTION = {"top_p": (1.0,), "top_k": (-1, 0)}
 """Sampling setting -> values that cut nothing off, the usual one first."""
 
-LONG_WINDOW_LOSS = 0.1
-"""Below this share of its weight, lambda to the power of the window leaves the return next to nothing."""
-
 
 def config_findings(config: Mapping[str, Any], *, route: Route = "trainers") -> list[Finding]:
     """Findings about a verl configuration as nested mappings; what is missing counts as verl's default."""
@@ -37,15 +35,16 @@ def config_findings(config: Mapping[str, Any], *, route: Route = "trainers") -> 
     else:
         found = list(_node_findings(config))
     try:
-        options = options_from_algorithm(_get(config, "algorithm", {}))
+        options = options_from_algorithm(entry(config, "algorithm", {}))
     except ConfigError as error:
         return [*found, Finding("error", str(error), "see docs/verl.md for the options")]
-    return [*found, *_critic_findings(config), *_ratio_findings(config, options, route), *_window_findings(options)]
+    found += [*_critic_findings(config), *_ratio_findings(config, options, route)]
+    return [*found, *window_findings(options, lam="algorithm.lam", window=f"{NODE}.window")]
 
 
 def _trainer_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
-    mode = _get(config, "trainer.v1.trainer_mode", "sync")
-    if not _get(config, "trainer.use_v1", True):
+    mode = entry(config, "trainer.v1.trainer_mode", "sync")
+    if not entry(config, "trainer.use_v1", True):
         yield Finding(
             "error", "trainer.use_v1 = False: the old trainers know no brace_* trainer", "set trainer.use_v1=True"
         )
@@ -57,7 +56,7 @@ def _trainer_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
             f"set trainer.v1.trainer_mode={ours[mode]}",
         )
     for name, (_, verl_mode) in TRAINERS.items():
-        if _get(config, f"trainer.v1.{name}", None):
+        if entry(config, f"trainer.v1.{name}", None):
             yield Finding(
                 "error",
                 f"trainer.v1.{name}: settings that nobody reads; {name} takes those of trainer.v1.{verl_mode}",
@@ -66,23 +65,23 @@ def _trainer_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _node_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
-    if _get(config, NODE, None) is None:
+    if entry(config, NODE, None) is None:
         yield Finding("warning", f"{NODE}: not there, so BRACE is not in use", f"add it: +{NODE}.window=100")
 
 
 def _critic_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
-    estimator = _get(config, "algorithm.adv_estimator", "gae")
+    estimator = entry(config, "algorithm.adv_estimator", "gae")
     if estimator != "gae":
         yield Finding(
             "error",
             f"algorithm.adv_estimator = {estimator}: BRACE takes its place, and verl keeps its critic on for gae only",
             "set algorithm.adv_estimator=gae",
         )
-    if _get(config, "critic.enable", None) is False:
+    if entry(config, "critic.enable", None) is False:
         yield Finding(
             "error", "critic.enable = False: there is no critic whose target to correct", "set critic.enable=True"
         )
-    if _get(config, "algorithm.use_pf_ppo", False):
+    if entry(config, "algorithm.use_pf_ppo", False):
         yield Finding(
             "error",
             "algorithm.use_pf_ppo = True: it draws the batch anew after the advantages, with their old targets",
@@ -94,13 +93,13 @@ def _ratio_findings(config: Mapping[str, Any], options: TokenLevelOptions, route
     if not options.needs_ratios:
         return
     # On by default since verl 0.9.
-    if not _get(config, f"{ROLLOUT}.calculate_log_probs", route == "trainers"):
+    if not entry(config, f"{ROLLOUT}.calculate_log_probs", route == "trainers"):
         yield Finding(
             "error",
             f"{ROLLOUT}.calculate_log_probs = False: the log-probs that tokens were sampled with are thrown away",
             f"set {ROLLOUT}.calculate_log_probs=True",
         )
-    if _get(config, "algorithm.rollout_correction.bypass_mode", False):
+    if entry(config, "algorithm.rollout_correction.bypass_mode", False):
         yield Finding(
             "error",
             "algorithm.rollout_correction.bypass_mode = True: old log-probs are copies of the sampled ones, so every "
@@ -108,7 +107,7 @@ def _ratio_findings(config: Mapping[str, Any], options: TokenLevelOptions, route
             "set algorithm.rollout_correction.bypass_mode=False",
         )
     for name, whole in WHOLE_DISTRIBUTION.items():
-        given = _get(config, f"{ROLLOUT}.{name}", whole[0])
+        given = entry(config, f"{ROLLOUT}.{name}", whole[0])
         if given not in whole:
             yield Finding(
                 "warning",
@@ -116,25 +115,3 @@ def _ratio_findings(config: Mapping[str, Any], options: TokenLevelOptions, route
                 "the whole one, so every ratio is too small",
                 f"set {ROLLOUT}.{name}={whole[0]}",
             )
-
-
-def _window_findings(options: TokenLevelOptions) -> Iterator[Finding]:
-    if not isinstance(options.window, int) or options.value_target not in WITH_WINDOW:
-        return
-    if options.lam**options.window < LONG_WINDOW_LOSS:
-        yield Finding(
-            "warning",
-            f"algorithm.lam = {options.lam:g} with {NODE}.window = {options.window}: the return keeps at most "
-            f"{options.lam**options.window:.2g} of its weight",
-            "set algorithm.lam=1.0 (verl's own advantage is not used), or a shorter window",
-        )
-
-
-def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    """The entry at a dotted key, or the default where any part of it is missing."""
-    node: Any = config
-    for part in key.split("."):
-        if not isinstance(node, Mapping) or part not in node:
-            return default
-        node = node[part]
-    return node

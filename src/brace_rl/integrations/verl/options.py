@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from brace_rl.errors import ConfigError
+from brace_rl.integrations.checking import options_from_node
 from brace_rl.integrations.token_level import TokenLevelOptions
 
 NODE = "algorithm.brace"
@@ -26,13 +26,7 @@ def options_from_algorithm(algorithm: Mapping[str, Any]) -> TokenLevelOptions:
     Raises:
         ConfigError: names the key.
     """
-    node = dict(algorithm.get("brace") or {})
-    for name, mend in SET_BY_VERL.items():
-        if name in node:
-            raise ConfigError(f"{NODE}.{name}: not an option here; {mend}")
-    try:
-        return TokenLevelOptions.from_mapping(
-            {**node, "gamma": algorithm.get("gamma", 1.0), "lam": algorithm.get("lam", 1.0), "whiten": False}
-        )
-    except ValueError as error:
-        raise ConfigError(f"{NODE}.{error}") from None
+    set_by_verl = {"gamma": algorithm.get("gamma", 1.0), "lam": algorithm.get("lam", 1.0), "whiten": False}
+    return options_from_node(
+        algorithm.get("brace") or {}, name=NODE, elsewhere=SET_BY_VERL, set_by_framework=set_by_verl
+    )

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from brace_rl.integrations.verl.versions import PATCHED_MODULES, TRAINERS_MODULE, Route, route_for
-from brace_rl.integrations.verl.when_imported import when_imported
 from brace_rl.integrations.versions import UnsupportedVersionError
+from brace_rl.integrations.when_imported import when_imported
 
 REJECTING_MODULE = "verl.trainer.ppo.rollout_corr_helper"
 

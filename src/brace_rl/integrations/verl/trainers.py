@@ -13,7 +13,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer  # type: ignore[im
 from verl.utils.torch_functional import masked_whiten  # type: ignore[import-not-found]
 from verl.workers.utils.padding import response_to_nested  # type: ignore[import-not-found]
 
-from brace_rl.errors import ConfigError
+from brace_rl.integrations.checking import refuse
 from brace_rl.integrations.verl.checks import TRAINERS, config_findings
 from brace_rl.integrations.verl.estimate import PREFIX, verl_estimates
 from brace_rl.integrations.verl.options import options_from_algorithm
@@ -32,9 +32,7 @@ class BraceTargets:
     global_steps: int
 
     def __init__(self, config: Any) -> None:
-        wrong = [finding for finding in config_findings(OmegaConf.to_container(config)) if finding.severity == "error"]
-        if wrong:
-            raise ConfigError("; ".join(f"{finding.what}: {finding.mend}" for finding in wrong))
+        refuse(config_findings(OmegaConf.to_container(config)))
         self._brace_options = options_from_algorithm(config.algorithm)
         # verl asks for its trainers by name (which replay buffer, which sub-tree of settings), so under its own name
         # this one is treated as what it is.

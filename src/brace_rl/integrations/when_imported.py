@@ -1,7 +1,7 @@
 """Run something once a module has been imported, without importing it now.
 
-verl loads its plug-ins while it is itself half imported, in every worker. Importing its trainers there would load all
-of it too early, so the plug-in waits until somebody asks for them.
+Plug-ins and hooks run while a framework is half imported or not at all, in every worker. Importing its trainers there
+would load all of it too early, so they wait until somebody asks for them.
 """
 
 from __future__ import annotations

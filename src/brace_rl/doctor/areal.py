@@ -1,0 +1,68 @@
+"""The doctor for AReaL: its version, what BRACE overrides, and the traps of a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from brace_rl.doctor import fresh_process
+from brace_rl.doctor.examination import Examination, Request
+from brace_rl.doctor.settings import read_settings, with_overrides
+from brace_rl.integrations.areal.checks import config_findings
+from brace_rl.integrations.areal.versions import INSTALL, check_areal
+from brace_rl.integrations.finding import Finding
+from brace_rl.integrations.versions import UnsupportedVersionError
+
+PROBE = "brace_rl.doctor.areal_probe"
+
+
+def examine(request: Request) -> Examination:
+    """Look at the installation, then at the configuration if there is one."""
+    answer = _ask_process()
+    facts = [("areal", answer["areal"] or "not installed"), ("brace-rl", answer["brace"] or "not installed")]
+    findings = _installation_findings(answer)
+    if not findings:
+        facts.append(("trainer", "what BRACE overrides is there"))
+    if request.config is not None or request.overrides:
+        settings = read_settings(request.config) if request.config is not None else {}
+        found = config_findings(_resolved(with_overrides(settings, request.overrides)))
+        facts.append(("configuration", f"{len(found)} found" if found else "good"))
+        findings += found
+    return Examination(facts=tuple(facts), findings=tuple(findings))
+
+
+def _ask_process() -> dict[str, Any]:
+    return fresh_process.ask(PROBE, about="AReaL")
+
+
+def _installation_findings(answer: dict[str, Any]) -> list[Finding]:
+    if answer["areal"] is None:
+        return [Finding("error", "AReaL: not installed", INSTALL)]
+    try:
+        check_areal(answer["areal"])
+    except UnsupportedVersionError as error:
+        return [Finding("error", str(error), INSTALL)]
+    if answer["error"]:
+        return [
+            Finding("error", f"AReaL cannot be imported: {answer['error']}", "install what is missing, as AReaL says")
+        ]
+    return [Finding("error", line, INSTALL) for line in answer["seam"]]
+
+
+def _resolved(settings: dict[str, Any]) -> dict[str, Any]:
+    """Replace ``${a.b}``, which AReaL's configurations are full of, by what stands at ``a.b``."""
+
+    def at(key: str) -> Any:
+        node: Any = settings
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        return node
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {name: resolve(value) for name, value in node.items()}
+        if isinstance(node, str) and node.startswith("${") and node.endswith("}"):
+            return at(node[2:-1])
+        return node
+
+    resolved: dict[str, Any] = resolve(settings)
+    return resolved
