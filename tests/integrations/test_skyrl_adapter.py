@@ -10,6 +10,7 @@ import torch
 
 from brace_rl import core
 from brace_rl.errors import ConfigError, DataError
+from brace_rl.integrations.skyrl import main
 from brace_rl.integrations.skyrl.checks import config_findings
 from brace_rl.integrations.skyrl.estimate import right_aligned, skyrl_estimates
 from brace_rl.integrations.skyrl.options import options_from_algorithm
@@ -391,3 +392,17 @@ def test_a_configuration_in_which_nothing_would_be_corrected_is_refused(trainers
     config.generator = {"sampling_params": {"logprobs": None}}
     with pytest.raises(ConfigError, match=r"critic.model.path = None.*sampling_params.logprobs = None.*logprobs=1"):
         trainers.BraceRayPPOTrainer(config)
+
+
+def test_the_command_says_what_is_wrong_in_one_line(monkeypatch, capsys):
+    def launch(arguments):
+        raise ConfigError(f"{arguments[0]}: refused")
+
+    module = ModuleType("brace_rl.integrations.skyrl.launch")
+    module.launch = launch
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sys, "argv", ["skyrl", "a.b=1"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "error: a.b=1: refused\n"

@@ -39,6 +39,8 @@ class _Held:
 class BracePPOActor(PPOActor):  # type: ignore[misc]
     """Everything of AReaL's actor but ``returns`` and ``advantages``."""
 
+    adv_norm: Any
+
     def __init__(self, config: Any, engine: Any) -> None:
         super().__init__(config, engine)
         self._brace_options = options_from_actor(asdict(config))

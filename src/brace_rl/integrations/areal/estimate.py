@@ -61,7 +61,7 @@ def written_by_policy(data: Mapping[str, Any]) -> Tensor:
     there is nothing to sample from, or leaves one out that it trains on, uses stamps otherwise: there the loss mask is
     all there is.
     """
-    trained = data["loss_mask"] > 0
+    trained: Tensor = data["loss_mask"] > 0
     versions = data.get("versions")
     if versions is None:
         return trained
