@@ -40,6 +40,11 @@ def test_text_goes_in_as_it_is() -> None:
     assert (ids, cut) == ([1, ord("1"), ord("2"), ord(";")], False)
 
 
+@pytest.mark.parametrize("observation", ["a\ud800b", ({"role": "tool", "content": "a\ud800b"},)])
+def test_text_that_cannot_be_written_loses_what_cannot(observation: Any) -> None:
+    assert "a?b" in text_of(StepResult(observation))[0]
+
+
 def test_messages_get_the_models_markers_and_open_the_next_turn() -> None:
     result = StepResult(({"role": "tool", "content": "42"}, {"role": "user", "content": "go on"}))
     assert text_of(result) == ("\n[tool]42\n[user]go on\n[assistant]", False)

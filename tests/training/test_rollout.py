@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import pickle
+import re
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from fakes import (
@@ -321,11 +323,19 @@ def test_a_response_that_failed_or_is_excluded_is_not_rewarded_for_its_length(la
     assert only(made).reward == 0.0
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_is_not_finite_is_an_error_that_names_the_problem(reward: float) -> None:
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "good", None, [1.0]])
+def test_a_reward_that_is_not_a_finite_number_is_an_error_that_names_the_problem(reward: Any) -> None:
     made = driver(FakeEngine(reply=lambda _: "x"), FakeTask([StepResult(reward=reward, done=True)]))
     made.submit([fake_request(0)])
-    with pytest.raises(DataError, match=f"problem p0: its environment gave the reward {reward}"):
+    with pytest.raises(DataError, match=re.escape(f"problem p0: its environment gave the reward {reward!r}")):
+        finish(made)
+
+
+def test_an_answer_that_is_no_step_result_is_an_error_that_names_the_problem() -> None:
+    answers: list[Any] = ["done"]
+    made = driver(FakeEngine(reply=lambda _: "x"), FakeTask(answers))
+    made.submit([fake_request(0)])
+    with pytest.raises(DataError, match="problem p0: its environment's step returned str; return a StepResult"):
         finish(made)
 
 

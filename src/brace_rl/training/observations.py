@@ -30,7 +30,9 @@ def observation_ids(
     """
 
     def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False))
+        # What a tool answers may hold halves of surrogate pairs, which no tokenizer takes; they become "?".
+        writable = text.encode("utf-8", "replace").decode("utf-8")
+        return list(tokenizer.encode(writable, add_special_tokens=False))
 
     if isinstance(result.observation, str):
         opening, body, end = "", result.observation, result.observation_end

@@ -241,6 +241,11 @@ class RolloutDriver:
             trajectory.rewards = [0.0] * len(trajectory.rewards)
             trajectory.info = {"environment_error": 1.0}
             return False
+        if not isinstance(result, StepResult):
+            raise DataError(
+                f"problem {trajectory.problem_id}: its environment's step returned {type(result).__name__}; return a "
+                "StepResult"
+            )
         _add_reward(trajectory, result.reward, source="its environment")
         goes_on = not result.done and self._observe(episode, result)
         if result.info or episode.counted:
@@ -301,10 +306,11 @@ def _close(episode: _Episode) -> None:
 
 
 def _add_reward(trajectory: Trajectory, reward: float, *, source: str) -> None:
-    """Add to the reward of the last token; raises DataError where it is not finite."""
-    if not math.isfinite(reward):
+    """Add to the reward of the last token; raises DataError where it is not a finite number."""
+    if not hasattr(reward, "__float__") or not math.isfinite(reward):
         raise DataError(
-            f"problem {trajectory.problem_id}: {source} gave the reward {reward}; mend the scoring or drop the problem"
+            f"problem {trajectory.problem_id}: {source} gave the reward {reward!r}; mend the scoring or drop the "
+            "problem"
         )
     trajectory.rewards[-1] += reward
 
