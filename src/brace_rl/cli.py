@@ -25,6 +25,7 @@ from brace_rl.methods import described, method_settings
 from brace_rl.oracle.command import oracle_command
 from brace_rl.overrides import split_overrides
 from brace_rl.probe.command import probe_command
+from brace_rl.tasks.own_code import fault_in_own_code
 from brace_rl.tasks.registry import DEFAULT_TASK, FAMILIES, settings_class
 
 BAD_INPUT = 2
@@ -237,9 +238,11 @@ def main() -> None:
         click.echo("stopped", err=True)
         sys.exit(INTERRUPTED)
     except Exception as error:
-        if not is_disk_full(error):
-            raise
-        _fail(f"no space left on the disk ({' '.join(str(error).split())}); free some space and run again")
+        if is_disk_full(error):
+            _fail(f"no space left on the disk ({' '.join(str(error).split())}); free some space and run again")
+        if fault := fault_in_own_code(error):
+            _fail(f"{fault}; mend that line")
+        raise
 
 
 def _fail(message: str) -> NoReturn:

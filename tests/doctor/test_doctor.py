@@ -1,14 +1,11 @@
 """``brace doctor verl``: what it says, and its exit codes. verl itself is not needed: the probe is a fake."""
 
-import json
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
-from brace_rl.cli import brace
 from brace_rl.doctor import verl
 from brace_rl.doctor.settings import with_overrides
 from brace_rl.errors import BraceError
@@ -25,28 +22,11 @@ GOOD = ["trainer.v1.trainer_mode=brace_sync", "actor_rollout_ref.rollout.calcula
 
 
 @pytest.fixture
-def doctor(monkeypatch, tmp_path):
-    """Call the command in front of a fake installation; returns its exit code and output."""
-
+def doctor(call_doctor):
     def call(*arguments, workers=False, **answer):
-        monkeypatch.setattr(verl, "_ask_process", lambda: {**HEALTHY, **answer})
-        asked = [] if workers else ["--no-workers"]
-        done = CliRunner().invoke(brace, ["doctor", "verl", *asked, *arguments])
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            return done.exception, done.output
-        return done.exit_code, done.output
+        return call_doctor(verl, HEALTHY, *([] if workers else ["--no-workers"]), *arguments, **answer)
 
     return call
-
-
-@pytest.fixture
-def settings_file(tmp_path):
-    def write(settings):
-        path = tmp_path / "config.yaml"
-        path.write_text(json.dumps(settings))
-        return str(path)
-
-    return write
 
 
 def test_a_healthy_installation_is_said_to_be_one(doctor):

@@ -1,14 +1,10 @@
 """``brace doctor areal``: what it says, and its exit codes. AReaL itself is not needed: the probe is a fake."""
 
-import sys
-from types import ModuleType
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from brace_rl.cli import brace
-from brace_rl.doctor import areal, areal_probe
-from brace_rl.doctor.seam import differences
+from brace_rl.doctor import areal, areal_probe, seam
 
 HEALTHY = {"areal": "1.0.4", "brace": "0.1.0", "error": None, "seam": []}
 
@@ -20,16 +16,8 @@ critic: {path: "${actor.path}", backend: "${actor.backend}"}
 
 
 @pytest.fixture
-def doctor(monkeypatch):
-    """Call the command in front of a fake installation; returns its exit code and output."""
-
-    def call(*arguments, **answer):
-        monkeypatch.setattr(areal, "_ask_process", lambda: {**HEALTHY, **answer})
-        done = CliRunner().invoke(brace, ["doctor", "areal", *arguments])
-        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-        return done.exit_code, done.output
-
-    return call
+def doctor(call_doctor):
+    return partial(call_doctor, areal, HEALTHY)
 
 
 @pytest.fixture
@@ -77,21 +65,6 @@ def test_what_is_wrong_with_an_installation_is_said(doctor, answer, words):
 
 
 def test_a_process_without_areal_says_so(monkeypatch):
-    monkeypatch.setattr(areal_probe, "installed_version", lambda name: None)
+    monkeypatch.setattr(seam, "installed_version", lambda name: None)
     found = areal_probe.probe()
     assert (found["areal"], found["error"], found["seam"]) == (None, None, [])
-
-
-def test_a_changed_function_is_seen(monkeypatch):
-    module = ModuleType("some_framework")
-
-    class Trainer:
-        def step(self, batch, group=None, **more): ...
-
-    module.Trainer = Trainer
-    monkeypatch.setitem(sys.modules, "some_framework", module)
-    step = "some_framework:Trainer.step"
-    assert differences({step: ("self", "batch")}) == []
-    assert differences({step: ("self", "data")}) == [f"{step}: takes (self, batch), expected (self, data)"]
-    assert differences({step: ("self",)}) == [f"{step}: asks for batch too"]
-    assert differences({"some_framework:Trainer.leap": ()}) == ["some_framework:Trainer.leap: not there"]

@@ -1,26 +1,18 @@
 """``brace doctor openrlhf``: what it says, and its exit codes. OpenRLHF is not needed: the probe is a fake."""
 
-import pytest
-from click.testing import CliRunner
+from functools import partial
 
-from brace_rl.cli import brace
-from brace_rl.doctor import openrlhf, openrlhf_probe
+import pytest
+
+from brace_rl.doctor import openrlhf, openrlhf_probe, seam
 
 HEALTHY = {"openrlhf": "0.11.2", "brace": "0.1.0", "error": None, "seam": []}
 KEPT = "--algo.advantage.is_correction_level=token"
 
 
 @pytest.fixture
-def doctor(monkeypatch):
-    """Call the command in front of a fake installation; returns its exit code and output."""
-
-    def call(*arguments, **answer):
-        monkeypatch.setattr(openrlhf, "_ask_process", lambda: {**HEALTHY, **answer})
-        done = CliRunner().invoke(brace, ["doctor", "openrlhf", *arguments])
-        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-        return done.exit_code, done.output
-
-    return call
+def doctor(call_doctor):
+    return partial(call_doctor, openrlhf, HEALTHY)
 
 
 def test_a_healthy_installation_is_said_to_be_one(doctor):
@@ -61,6 +53,6 @@ def test_what_is_wrong_with_an_installation_is_said(doctor, answer, words):
 
 
 def test_a_process_without_openrlhf_says_so(monkeypatch):
-    monkeypatch.setattr(openrlhf_probe, "installed_version", lambda name: None)
+    monkeypatch.setattr(seam, "installed_version", lambda name: None)
     found = openrlhf_probe.probe()
     assert (found["openrlhf"], found["error"], found["seam"]) == (None, None, [])

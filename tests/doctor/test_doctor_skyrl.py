@@ -1,13 +1,11 @@
 """``brace doctor skyrl``: what it says, and its exit codes. SkyRL itself is not needed: the probe is a fake."""
 
-import json
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from brace_rl.cli import brace
-from brace_rl.doctor import skyrl
-from brace_rl.doctor.skyrl_probe import differences, probe
+from brace_rl.doctor import seam, skyrl
+from brace_rl.doctor.skyrl_probe import probe
 from brace_rl.errors import BraceError
 
 HEALTHY = {"skyrl": "0.3.0", "brace": "0.1.0", "error": None, "seam": [], "settings": None, "refused": None}
@@ -15,26 +13,8 @@ GOOD = ["trainer.critic.model.path=model", "trainer.algorithm.advantage_estimato
 
 
 @pytest.fixture
-def doctor(monkeypatch):
-    """Call the command in front of a fake installation; returns its exit code, or what it raised, and its output."""
-
-    def call(*arguments, **answer):
-        monkeypatch.setattr(skyrl, "_ask_process", lambda arguments: {**HEALTHY, **answer})
-        done = CliRunner().invoke(brace, ["doctor", "skyrl", *arguments])
-        raised = done.exception is not None and not isinstance(done.exception, SystemExit)
-        return (done.exception if raised else done.exit_code), done.output
-
-    return call
-
-
-@pytest.fixture
-def settings_file(tmp_path):
-    def write(settings):
-        path = tmp_path / "config.yaml"
-        path.write_text(json.dumps(settings))
-        return str(path)
-
-    return write
+def doctor(call_doctor):
+    return partial(call_doctor, skyrl, HEALTHY)
 
 
 def test_a_healthy_installation_is_said_to_be_one(doctor):
@@ -133,23 +113,5 @@ def test_settings_alone_are_looked_at_without_skyrl_too(doctor):
 
 
 def test_without_skyrl_the_probe_says_so(monkeypatch):
-    monkeypatch.setattr("brace_rl.doctor.skyrl_probe.installed_version", lambda distribution: None)
+    monkeypatch.setattr(seam, "installed_version", lambda distribution: None)
     assert probe(["trainer.seed=1"]) == {**HEALTHY, "skyrl": None, "brace": None}
-
-
-def as_wanted(self, data, pad_size=0, *, more=None): ...
-def renamed(self, batch): ...
-def asking(self, data, metrics): ...
-
-
-@pytest.mark.parametrize(
-    ("function", "line"),
-    [
-        (as_wanted, None),
-        (None, "x:f: not there"),
-        (renamed, "x:f: takes (self, batch), expected (self, data)"),
-        (asking, "x:f: asks for metrics too"),
-    ],
-)
-def test_a_method_of_another_shape_is_a_difference(function, line):
-    assert differences(function, "x:f", ("self", "data")) == ([line] if line else [])

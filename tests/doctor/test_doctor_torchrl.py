@@ -1,9 +1,9 @@
 """``brace doctor torchrl``: what it says, and its exit codes. TorchRL itself is not needed: the probe is a fake."""
 
-import pytest
-from click.testing import CliRunner
+from functools import partial
 
-from brace_rl.cli import brace
+import pytest
+
 from brace_rl.doctor import torchrl, torchrl_probe
 from brace_rl.integrations.versions import installed_version
 
@@ -11,16 +11,8 @@ HEALTHY = {"torchrl": "0.14.1", "tensordict": "0.14.3", "brace": "0.1.0", "error
 
 
 @pytest.fixture
-def doctor(monkeypatch):
-    """Call the command in front of a fake installation; returns its exit code and output."""
-
-    def call(*arguments, **answer):
-        monkeypatch.setattr(torchrl, "_ask_process", lambda: {**HEALTHY, **answer})
-        done = CliRunner().invoke(brace, ["doctor", "torchrl", *arguments])
-        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-        return done.exit_code, done.output
-
-    return call
+def doctor(call_doctor):
+    return partial(call_doctor, torchrl, HEALTHY)
 
 
 def test_a_healthy_installation_is_said_to_be_one(doctor):

@@ -129,6 +129,21 @@ def test_a_file_that_is_no_task_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_what_the_code_of_an_own_task_raises_is_one_line_that_names_its_place(
+    shown: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = Path("guess.py").read_text()
+    monkeypatch.setattr(sys, "argv", ["brace", "train", str(shown), "--check"])
+    Path("guess.py").write_text(code + "\n    def eval_problems(self):\n        return {}['missing']\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    line = len(code.splitlines()) + 3
+    assert (ended.value.code, capsys.readouterr().err) == (
+        2,
+        f"error: guess.py:{line}: KeyError: 'missing'; mend that line\n",
+    )
+
+
 def test_every_family_names_itself_and_can_be_found() -> None:
     from brace_rl.tasks.base import Task
     from brace_rl.tasks.registry import FAMILIES, settings_class

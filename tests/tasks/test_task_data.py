@@ -92,7 +92,7 @@ def test_numbers_blank_lines_byte_order_mark_and_own_ids_are_understood(tmp_path
     ("bad", "message"),
     [
         ('{"question": "q", "answer": ', "not valid JSON"),
-        ("[1, 2]", "must be a JSON object, not list"),
+        ("[1, 2]", "must be a JSON object with named columns, not list"),
         ("[" * 100_000, "nested too deeply|not valid JSON"),
         ({"question": "q", "answer": "no mark"}, "does not end in '#### N'"),
         ({"question": "q", "answer": "x ####  "}, "does not end in '#### N'"),
@@ -148,6 +148,8 @@ def test_unusable_files_are_one_clear_line(tmp_path: Path) -> None:
     write(tmp_path / "blank.jsonl", "", "  ")
     write(tmp_path / "list.json", "[]")
     write(tmp_path / "object.json", "{}")
+    write(tmp_path / "spaces.json", "  ")
+    write(tmp_path / "lines.json", question(1), question(2))
     write(tmp_path / "rows.txt", question(1))
     write(tmp_path / "broken.parquet", "not parquet")
     (tmp_path / "folder.jsonl").mkdir()
@@ -158,6 +160,8 @@ def test_unusable_files_are_one_clear_line(tmp_path: Path) -> None:
         "blank.jsonl": "holds no rows",
         "list.json": "holds no rows",
         "object.json": "must hold a list of rows",
+        "spaces.json": "not valid JSON",
+        "lines.json": "holds one object per line; rename it to lines.jsonl",
         "rows.txt": "use .jsonl, .json, .csv, .tsv, .parquet",
         "broken.parquet": "not a readable Parquet file",
     }
@@ -177,6 +181,14 @@ def test_a_ragged_or_badly_quoted_csv_row_is_named_by_its_line(tmp_path: Path, b
     path = tmp_path / "rows.csv"
     path.write_text(f"prompt,answer\na,1\n{bad}\n")
     assert error_of(path).startswith(f"{path}:3: ")
+
+
+def test_a_csv_file_with_a_column_twice_is_refused_and_one_with_two_unnamed_columns_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("prompt,answer,answer\na,1,2\n")
+    assert error_of(path) == f"{path}:1: column 'answer' is there twice; rename or drop one"
+    path.write_text(",prompt,,answer\n0,a,,1\n")
+    assert load_dataset(path)["answer"][0] == "1"
 
 
 # Splits

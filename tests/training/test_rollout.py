@@ -7,6 +7,7 @@ import contextlib
 import logging
 import pickle
 import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -272,10 +273,16 @@ def broken_constructor() -> Environment:
     raise OSError("no sandbox")
 
 
+class Exiting(Environment):
+    async def step(self, action: str) -> StepResult:
+        sys.exit(7)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: ScriptedEnvironment([ZeroDivisionError("boom")]),
+        Exiting,
         Forever,
         broken_constructor,
     ],
@@ -329,6 +336,20 @@ def test_a_reward_that_is_not_a_finite_number_is_an_error_that_names_the_problem
     made.submit([fake_request(0)])
     with pytest.raises(DataError, match=re.escape(f"problem p0: its environment gave the reward {reward!r}")):
         finish(made)
+
+
+def test_figures_that_are_no_finite_numbers_are_left_out_and_each_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    info: dict[str, Any] = {"good": 2, "undefined": float("nan"), "text": "x"}
+    made = driver(FakeEngine(reply=lambda _: "x"), FakeTask([StepResult(done=True, info=info)]))
+    made.submit([fake_request(0, samples=2)])
+    (group,) = finish(made)
+    assert [trajectory.info for trajectory in group.trajectories] == [{"good": 2.0}] * 2
+    assert sorted(record.args[0] for record in caplog.records if isinstance(record.args, tuple)) == [
+        "text",
+        "undefined",
+    ]
 
 
 def test_an_answer_that_is_no_step_result_is_an_error_that_names_the_problem() -> None:

@@ -6,20 +6,21 @@ from typing import Any
 
 from brace_rl.doctor import fresh_process
 from brace_rl.doctor.examination import Examination, Request
+from brace_rl.doctor.installation import Framework
 from brace_rl.doctor.settings import read_settings, with_overrides
 from brace_rl.integrations.areal.checks import config_findings
 from brace_rl.integrations.areal.versions import INSTALL, check_areal
-from brace_rl.integrations.finding import Finding
-from brace_rl.integrations.versions import UnsupportedVersionError
 
 PROBE = "brace_rl.doctor.areal_probe"
+
+FRAMEWORK = Framework("AReaL", "areal", check_areal, INSTALL, import_mend="install what is missing, as AReaL says")
 
 
 def examine(request: Request) -> Examination:
     """Look at the installation, then at the configuration if there is one."""
     answer = _ask_process()
     facts = [("areal", answer["areal"] or "not installed"), ("brace-rl", answer["brace"] or "not installed")]
-    findings = _installation_findings(answer)
+    findings = FRAMEWORK.findings(answer)
     if not findings:
         facts.append(("trainer", "what BRACE overrides is there"))
     if request.config is not None or request.overrides:
@@ -32,20 +33,6 @@ def examine(request: Request) -> Examination:
 
 def _ask_process() -> dict[str, Any]:
     return fresh_process.ask(PROBE, about="AReaL")
-
-
-def _installation_findings(answer: dict[str, Any]) -> list[Finding]:
-    if answer["areal"] is None:
-        return [Finding("error", "AReaL: not installed", INSTALL)]
-    try:
-        check_areal(answer["areal"])
-    except UnsupportedVersionError as error:
-        return [Finding("error", str(error), INSTALL)]
-    if answer["error"]:
-        return [
-            Finding("error", f"AReaL cannot be imported: {answer['error']}", "install what is missing, as AReaL says")
-        ]
-    return [Finding("error", line, INSTALL) for line in answer["seam"]]
 
 
 def _resolved(settings: dict[str, Any]) -> dict[str, Any]:

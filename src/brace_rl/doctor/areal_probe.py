@@ -7,9 +7,8 @@ from inspect import getsource
 from typing import Any
 
 from brace_rl.doctor.fresh_process import answer
-from brace_rl.doctor.seam import differences, one_line
+from brace_rl.doctor.seam import differences, found_here
 from brace_rl.integrations.areal.versions import DISTRIBUTION, check_areal
-from brace_rl.integrations.versions import UnsupportedVersionError, installed_version
 
 SEAM = {
     "areal.trainer.ppo.actor:PPOActor.__init__": ("self", "config", "engine"),
@@ -29,26 +28,15 @@ TENSORS = ("tot_rewards", "returns", "advantages", "loss_mask", "prox_logp", "lo
 
 
 def probe() -> dict[str, Any]:
-    """What this process finds.
+    """What this process finds: see :func:`~brace_rl.doctor.seam.found_here`."""
+    return found_here(DISTRIBUTION, check_version=check_areal, look=_look)
 
-    Keys:
-        ``areal``, ``brace``: installed versions, None where not installed.
-        ``error``: why AReaL cannot be imported, or None.
-        ``seam``: what is not there or other than expected, one line each.
-    """
-    found: dict[str, Any] = {"areal": installed_version(DISTRIBUTION), "brace": installed_version("brace-rl")}
-    found |= {"error": None, "seam": []}
-    try:
-        check_areal(found["areal"] or "")
-    except UnsupportedVersionError:
-        return found
-    try:
-        found["seam"] = [*differences(SEAM), *_contents()]
-        if not found["seam"]:
-            import brace_rl.integrations.areal.fsdp
-            import brace_rl.integrations.areal.trainer  # noqa: F401
-    except Exception as error:
-        found["error"] = one_line(error)
+
+def _look() -> list[str]:
+    found = [*differences(SEAM), *_contents()]
+    if not found:
+        import brace_rl.integrations.areal.fsdp
+        import brace_rl.integrations.areal.trainer  # noqa: F401
     return found
 
 

@@ -6,21 +6,29 @@ from typing import Any
 
 from brace_rl.doctor import fresh_process
 from brace_rl.doctor.examination import Examination, Request
+from brace_rl.doctor.installation import Framework
 from brace_rl.doctor.settings import read_settings, with_overrides
-from brace_rl.integrations.finding import Finding
 from brace_rl.integrations.openrlhf.checks import config_findings
 from brace_rl.integrations.openrlhf.options import NODE
 from brace_rl.integrations.openrlhf.versions import INSTALL, check_openrlhf
-from brace_rl.integrations.versions import UnsupportedVersionError
 
 PROBE = "brace_rl.doctor.openrlhf_probe"
+
+FRAMEWORK = Framework(
+    "OpenRLHF",
+    "openrlhf",
+    check_openrlhf,
+    INSTALL,
+    part="OpenRLHF's trainers",
+    import_mend="install what is missing, as OpenRLHF says",
+)
 
 
 def examine(request: Request) -> Examination:
     """Look at the installation, then at the settings if there are any, with or without the dashes before them."""
     answer = _ask_process()
     facts = [("openrlhf", answer["openrlhf"] or "not installed"), ("brace-rl", answer["brace"] or "not installed")]
-    findings = _installation_findings(answer)
+    findings = FRAMEWORK.findings(answer)
     if not findings:
         facts.append(("trainers", "the hook reaches them"))
     if request.config is not None or request.overrides:
@@ -34,16 +42,3 @@ def examine(request: Request) -> Examination:
 
 def _ask_process() -> dict[str, Any]:
     return fresh_process.ask(PROBE, about="OpenRLHF")
-
-
-def _installation_findings(answer: dict[str, Any]) -> list[Finding]:
-    if answer["openrlhf"] is None:
-        return [Finding("error", "OpenRLHF: not installed", INSTALL)]
-    try:
-        check_openrlhf(answer["openrlhf"])
-    except UnsupportedVersionError as error:
-        return [Finding("error", str(error), INSTALL)]
-    if answer["error"]:
-        what = f"OpenRLHF's trainers cannot be imported: {answer['error']}"
-        return [Finding("error", what, "install what is missing, as OpenRLHF says")]
-    return [Finding("error", line, INSTALL) for line in answer["seam"]]

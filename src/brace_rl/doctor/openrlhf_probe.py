@@ -7,10 +7,9 @@ from inspect import getsource
 from typing import Any
 
 from brace_rl.doctor.fresh_process import answer
-from brace_rl.doctor.seam import differences, one_line
+from brace_rl.doctor.seam import differences, found_here
 from brace_rl.integrations.openrlhf.hook import TRAINER_MODULE, install
 from brace_rl.integrations.openrlhf.versions import DISTRIBUTION, check_openrlhf
-from brace_rl.integrations.versions import UnsupportedVersionError, installed_version
 
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
 
@@ -21,24 +20,8 @@ SEAM = {
 
 
 def probe() -> dict[str, Any]:
-    """What this process finds.
-
-    Keys:
-        ``openrlhf``, ``brace``: installed versions, None where not installed.
-        ``error``: why OpenRLHF's trainers cannot be imported, or None.
-        ``seam``: what is not there or other than expected, one line each.
-    """
-    found: dict[str, Any] = {"openrlhf": installed_version(DISTRIBUTION), "brace": installed_version("brace-rl")}
-    found |= {"error": None, "seam": []}
-    try:
-        check_openrlhf(found["openrlhf"] or "")
-    except UnsupportedVersionError:
-        return found
-    try:
-        found["seam"] = [*differences(SEAM), *_trainers()]
-    except Exception as error:
-        found["error"] = one_line(error)
-    return found
+    """What this process finds: see :func:`~brace_rl.doctor.seam.found_here`."""
+    return found_here(DISTRIBUTION, check_version=check_openrlhf, look=lambda: [*differences(SEAM), *_trainers()])
 
 
 def _trainers() -> list[str]:

@@ -1,26 +1,61 @@
-"""Does a framework still have the functions that an adapter overrides or calls, and do they take what they took?
+"""What probes of a framework share: which version is there, and does it still have what an adapter relies on?
 
-For probes: what is asked here is imported.
+For processes of their own: what is asked here is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any
+
+from brace_rl.integrations.versions import UnsupportedVersionError, installed_version
 
 Seam = Mapping[str, Sequence[str]]
 """``module:path.to.function`` -> names of the arguments it begins with; it must ask for no others."""
 
 
-def differences(seam: Seam) -> list[str]:
+def found_here(
+    framework: str, *others: str, check_version: Callable[[str], object], look: Callable[[], list[str]]
+) -> dict[str, Any]:
+    """What a probe answers.
+
+    Args:
+        framework: its distribution.
+        others: distributions whose versions are told too.
+        check_version: raises UnsupportedVersionError where the adapter does not support this version of the framework;
+            nothing of it is imported then.
+        look: imports the framework and returns what is not there or other than expected, one line each.
+
+    Returns:
+        The installed version of each distribution and of ``brace``, None where not installed; ``error``: why the
+        framework cannot be imported, or None; ``seam``: what ``look`` returned.
+    """
+    found: dict[str, Any] = {name: installed_version(name) for name in (framework, *others)}
+    found |= {"brace": installed_version("brace-rl"), "error": None, "seam": []}
+    try:
+        check_version(found[framework] or "")
+    except UnsupportedVersionError:
+        return found
+    try:
+        found["seam"] = look()
+    except Exception as error:
+        found["error"] = one_line(error)
+    return found
+
+
+def differences(seam: Seam, *, may_ask_for_more: Collection[str] = ()) -> list[str]:
     """What a call with those arguments would stumble over, one line each.
+
+    Args:
+        may_ask_for_more: names in ``seam`` whose further arguments are handed on, whatever they are.
 
     Raises:
         Exception: whatever importing a module raises.
     """
-    return [line for name, wanted in seam.items() for line in _differences(name, tuple(wanted))]
+    found = {name: _difference(name, tuple(wanted), name in may_ask_for_more) for name, wanted in seam.items()}
+    return [f"{name}: {line}" for name, line in found.items() if line]
 
 
 def one_line(error: Exception) -> str:
@@ -28,17 +63,17 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _differences(name: str, wanted: tuple[str, ...]) -> list[str]:
+def _difference(name: str, wanted: tuple[str, ...], may_ask_for_more: bool) -> str | None:
     function = _at(name)
     if function is None:
-        return [f"{name}: not there"]
+        return "not there"
     parameters = list(signature(function).parameters.values())
     begin = tuple(parameter.name for parameter in parameters[: len(wanted)])
     if begin != wanted:
-        return [f"{name}: takes ({', '.join(begin)}), expected ({', '.join(wanted)})"]
+        return f"takes ({', '.join(begin)}), expected ({', '.join(wanted)})"
     variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     more = [x.name for x in parameters[len(wanted) :] if x.default is Parameter.empty and x.kind not in variadic]
-    return [f"{name}: asks for {', '.join(more)} too"] if more else []
+    return f"asks for {', '.join(more)} too" if more and not may_ask_for_more else None
 
 
 def _at(name: str) -> Any:

@@ -7,14 +7,15 @@ from typing import Any
 
 from brace_rl.doctor import fresh_process
 from brace_rl.doctor.examination import Examination, Request
+from brace_rl.doctor.installation import Framework
 from brace_rl.doctor.settings import read_settings, with_overrides
 from brace_rl.errors import BraceError
-from brace_rl.integrations.finding import Finding
 from brace_rl.integrations.skyrl.checks import config_findings
 from brace_rl.integrations.skyrl.versions import INSTALL, check_skyrl
-from brace_rl.integrations.versions import UnsupportedVersionError
 
 PROBE = "brace_rl.doctor.skyrl_probe"
+
+FRAMEWORK = Framework("SkyRL", "skyrl", check_skyrl, INSTALL, part="SkyRL's trainers")
 
 
 def examine(request: Request) -> Examination:
@@ -22,7 +23,7 @@ def examine(request: Request) -> Examination:
     # SkyRL reads settings itself where they are all there is; over a file they are laid here.
     answer = _ask_process(() if request.config else request.overrides)
     facts = [("skyrl", answer["skyrl"] or "not installed"), ("brace-rl", answer["brace"] or "not installed")]
-    findings = _installation_findings(answer)
+    findings = FRAMEWORK.findings(answer)
     if not findings:
         facts.append(("trainers", "what BRACE overrides is there"))
     if request.config is not None or request.overrides:
@@ -34,18 +35,6 @@ def examine(request: Request) -> Examination:
 
 def _ask_process(arguments: Sequence[str]) -> dict[str, Any]:
     return fresh_process.ask(PROBE, *arguments, about="SkyRL")
-
-
-def _installation_findings(answer: dict[str, Any]) -> list[Finding]:
-    if answer["skyrl"] is None:
-        return [Finding("error", "SkyRL: not installed", INSTALL)]
-    try:
-        check_skyrl(answer["skyrl"])
-    except UnsupportedVersionError as error:
-        return [Finding("error", str(error), INSTALL)]
-    if answer["error"]:
-        return [Finding("error", f"SkyRL's trainers cannot be imported: {answer['error']}", INSTALL)]
-    return [Finding("error", line, INSTALL) for line in answer["seam"]]
 
 
 def _settings(request: Request, answer: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from inspect import Parameter, signature
+from dataclasses import asdict
 from typing import Any
 
 from brace_rl.doctor.fresh_process import answer
+from brace_rl.doctor.seam import differences, found_here, one_line
 from brace_rl.integrations.skyrl.versions import DISTRIBUTION, check_skyrl
-from brace_rl.integrations.versions import UnsupportedVersionError, installed_version
 
 TRAINER = "skyrl.train.trainer:RayPPOTrainer"
 ASYNCHRONOUS = "skyrl.train.fully_async_trainer:FullyAsyncRayPPOTrainer"
@@ -32,64 +31,27 @@ CHOOSES_PARTS = "skyrl.train.entrypoints.main_base:BasePPOExp.get_trainer"
 
 
 def probe(arguments: list[str]) -> dict[str, Any]:
-    """What this process finds.
+    """What this process finds: as :func:`~brace_rl.doctor.seam.found_here`, and two things more.
+
+    ``settings``: the configuration that SkyRL makes of the arguments, as nested mappings, or None; ``refused``: why it
+    would not read them, or None.
 
     Args:
-        arguments: ``key=value`` settings to be read by SkyRL's own configuration.
-
-    Keys:
-        ``skyrl``, ``brace``: installed versions, None where not installed.
-        ``error``: why SkyRL's trainers could not be imported, or None.
-        ``seam``: differences from :data:`SEAM`, one line each.
-        ``settings``: the configuration made of the arguments, as nested mappings, or None.
-        ``refused``: why SkyRL would not read them, or None.
+        arguments: ``key=value`` settings.
     """
-    found: dict[str, Any] = {"skyrl": installed_version(DISTRIBUTION), "brace": installed_version("brace-rl")}
-    found |= {"error": None, "seam": [], "settings": None, "refused": None}
-    try:
-        check_skyrl(found["skyrl"] or "")
-    except UnsupportedVersionError:
-        return found
-    try:
-        found["seam"] = [line for name, wanted in SEAM.items() for line in differences(_at(name), name, wanted)]
+    read: dict[str, Any] = {"settings": None, "refused": None}
+
+    def look() -> list[str]:
+        found = differences(SEAM, may_ask_for_more=(CHOOSES_PARTS,))
         from brace_rl.integrations.skyrl import launch
-    except Exception as error:
-        found["error"] = _line(error)
+
+        try:
+            read["settings"] = asdict(launch.config_from_arguments(arguments))
+        except Exception as error:  # SkyRL's parser raises what its parts do.
+            read["refused"] = one_line(error)
         return found
-    try:
-        from dataclasses import asdict
 
-        found["settings"] = asdict(launch.config_from_arguments(arguments))
-    except Exception as error:  # SkyRL's parser raises what its parts do.
-        found["refused"] = _line(error)
-    return found
-
-
-def differences(function: Any, name: str, wanted: tuple[str, ...]) -> list[str]:
-    """What a call with the wanted arguments would stumble over; one line, or none."""
-    if function is None:
-        return [f"{name}: not there"]
-    parameters = list(signature(function).parameters.values())
-    begin = tuple(parameter.name for parameter in parameters[: len(wanted)])
-    if begin != wanted:
-        return [f"{name}: takes ({', '.join(begin)}), expected ({', '.join(wanted)})"]
-    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    more = [x.name for x in parameters[len(wanted) :] if x.default is Parameter.empty and x.kind not in variadic]
-    if more and name != CHOOSES_PARTS:
-        return [f"{name}: asks for {', '.join(more)} too"]
-    return []
-
-
-def _at(name: str) -> Any:
-    module, _, path = name.partition(":")
-    found: Any = import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return found_here(DISTRIBUTION, check_version=check_skyrl, look=look) | read
 
 
 if __name__ == "__main__":

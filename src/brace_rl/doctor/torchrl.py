@@ -6,15 +6,16 @@ from typing import Any
 
 from brace_rl.doctor import fresh_process
 from brace_rl.doctor.examination import Examination, Request
+from brace_rl.doctor.installation import Framework
 from brace_rl.doctor.settings import read_settings, with_overrides
-from brace_rl.integrations.finding import Finding
 from brace_rl.integrations.torchrl.options import config_findings
 from brace_rl.integrations.torchrl.versions import check_torchrl
-from brace_rl.integrations.versions import UnsupportedVersionError
 
 PROBE = "brace_rl.doctor.torchrl_probe"
 
 INSTALL = "pip install 'torchrl>=0.14,<0.15' in an environment without verl, which wants another tensordict"
+
+FRAMEWORK = Framework("TorchRL", "torchrl", check_torchrl, INSTALL)
 
 
 def examine(request: Request) -> Examination:
@@ -22,7 +23,7 @@ def examine(request: Request) -> Examination:
     answer = _ask_process()
     names = {"torchrl": "torchrl", "tensordict": "tensordict", "brace": "brace-rl"}
     facts = [(name, answer[key] or "not installed") for key, name in names.items()]
-    findings = _installation_findings(answer)
+    findings = FRAMEWORK.findings(answer)
     if not findings:
         facts.append(("estimator", "registered as brace"))
     if request.config is not None or request.overrides:
@@ -35,15 +36,3 @@ def examine(request: Request) -> Examination:
 
 def _ask_process() -> dict[str, Any]:
     return fresh_process.ask(PROBE, about="TorchRL")
-
-
-def _installation_findings(answer: dict[str, Any]) -> list[Finding]:
-    if answer["torchrl"] is None:
-        return [Finding("error", "TorchRL: not installed", INSTALL)]
-    try:
-        check_torchrl(answer["torchrl"])
-    except UnsupportedVersionError as error:
-        return [Finding("error", str(error), INSTALL)]
-    if answer["error"]:
-        return [Finding("error", f"TorchRL cannot be imported: {answer['error']}", INSTALL)]
-    return [Finding("error", line, INSTALL) for line in answer["seam"]]

@@ -7,10 +7,9 @@ from inspect import signature
 from typing import Any
 
 from brace_rl.doctor.fresh_process import answer
-from brace_rl.doctor.seam import differences, one_line
+from brace_rl.doctor.seam import differences, found_here
 from brace_rl.integrations.torchrl.options import NODE
 from brace_rl.integrations.torchrl.versions import check_torchrl
-from brace_rl.integrations.versions import UnsupportedVersionError, installed_version
 
 ESTIMATOR = "torchrl.objectives.value:ValueEstimatorBase"
 
@@ -60,25 +59,14 @@ KEYS = (
 
 
 def probe() -> dict[str, Any]:
-    """What this process finds.
+    """What this process finds: see :func:`~brace_rl.doctor.seam.found_here`."""
+    return found_here("torchrl", "tensordict", check_version=check_torchrl, look=_look)
 
-    Keys:
-        ``torchrl``, ``tensordict``, ``brace``: installed versions, None where not installed.
-        ``error``: why TorchRL or the estimator cannot be imported, or None.
-        ``seam``: what is not there or other than expected, one line each.
-    """
-    found: dict[str, Any] = {name: installed_version(name) for name in ("torchrl", "tensordict")}
-    found |= {"brace": installed_version("brace-rl"), "error": None, "seam": []}
-    try:
-        check_torchrl(found["torchrl"] or "")
-    except UnsupportedVersionError:
-        return found
-    try:
-        found["seam"] = [*differences(SEAM), *_contents()]
-        if not found["seam"]:
-            import brace_rl.integrations.torchrl.estimator  # noqa: F401
-    except Exception as error:
-        found["error"] = one_line(error)
+
+def _look() -> list[str]:
+    found = [*differences(SEAM), *_contents()]
+    if not found:
+        import brace_rl.integrations.torchrl.estimator  # noqa: F401
     return found
 
 

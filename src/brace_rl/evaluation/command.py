@@ -175,5 +175,5 @@ def _show(summary: Mapping[str, Any]) -> None:
         click.echo(f"exact match over all judged answers: {summary['exact_match']:.4f}")
     remarks = {name.replace("_", " "): count for name, count in counts.items() if name not in ("problems", "answers")}
     click.echo(", ".join(f"{name} {count}" for name, count in remarks.items()))
-    if summary["resumed_problems"]:
-        click.echo(f"{summary['resumed_problems']} problems were answered before")
+    if before := summary["resumed_problems"]:
+        click.echo(f"{before} problem{'s were' if before > 1 else ' was'} answered before")

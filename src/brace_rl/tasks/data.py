@@ -17,6 +17,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,7 +62,7 @@ def load_dataset(path: str | Path) -> Dataset:
         _check_encodable(record, place)
         rows.append(record)
     if not rows:
-        raise DataError(f"{path}: holds no rows")
+        raise DataError(f"{path}: holds no rows; give a file with at least one")
     return _to_dataset(rows)
 
 
@@ -174,10 +175,11 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(f"{path}: cannot tell the kind of file; use {', '.join(readers)}")
     try:
         if path.stat().st_size == 0:
-            raise DataError(f"{path}: is empty")
+            raise DataError(f"{path}: is empty; give a file with at least one row")
         yield from readers[path.suffix.lower()](path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or _first_line(error)}") from None
+        what = error.strerror or _first_line(error)
+        raise DataError(f"{path}: cannot be read ({what}); check the path and who may read it") from None
 
 
 def _read_text(path: Path) -> str:
@@ -193,9 +195,9 @@ def _parse_json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{place}: not valid JSON: {error.msg} (column {error.colno})") from None
+        raise DataError(f"{place}: not valid JSON: {error.msg} (column {error.colno}); mend or drop it") from None
     except (RecursionError, ValueError):
-        raise DataError(f"{place}: not usable JSON: nested too deeply or a number too long") from None
+        raise DataError(f"{place}: not usable JSON: nested too deeply or a number too long; mend or drop it") from None
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -203,23 +205,35 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if line.strip():
             place = f"{path}:{number}"
-            row = _parse_json(line, place)
-            if not isinstance(row, dict):
-                raise DataError(f"{place}: a row must be a JSON object, not {type(row).__name__}")
-            yield place, row
+            yield place, _object(_parse_json(line, place), place)
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    rows = _parse_json(_read_text(path), str(path))
+    text = _read_text(path)
+    first_two = list(islice((line for line in text.split("\n") if line.strip()), 2))
+    if len(first_two) == 2 and all(map(_is_object, first_two)):
+        raise DataError(f"{path}: holds one object per line; rename it to {path.stem}.jsonl")
+    rows = _parse_json(text, str(path))
     if isinstance(rows, dict) and isinstance(rows.get("Data"), list):
         rows = rows["Data"]  # TriviaQA wraps its rows
     if not isinstance(rows, list):
         raise DataError(f"{path}: must hold a list of rows; one object per line belongs in a .jsonl file")
     for number, row in enumerate(rows, start=1):
         place = f"{path}: row {number}"
-        if not isinstance(row, dict):
-            raise DataError(f"{place}: a row must be a JSON object, not {type(row).__name__}")
-        yield place, row
+        yield place, _object(row, place)
+
+
+def _object(row: Any, place: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: a row must be a JSON object with named columns, not {type(row).__name__}")
+    return row
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -233,13 +247,18 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str,
             yield text
 
     try:
-        for row in csv.DictReader(lines(), delimiter=delimiter, strict=True):
+        reader = csv.DictReader(lines(), delimiter=delimiter, strict=True)
+        names = list(filter(None, reader.fieldnames or []))
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(f"{path}:{line}: column {twice!r} is there twice; rename or drop one")
+        for row in reader:
             place = f"{path}:{line}"
             if None in row or None in row.values():
-                raise DataError(f"{place}: has more or fewer fields than the header")
+                raise DataError(f"{place}: has more or fewer fields than the header; quote text that holds a delimiter")
             yield place, dict(row)
     except csv.Error as error:
-        raise DataError(f"{path}:{line}: not valid CSV: {error}") from None
+        raise DataError(f"{path}:{line}: not valid CSV: {error}; mend the line") from None
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -254,7 +273,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     number += 1
                     yield f"{path}: row {number}", row
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {_first_line(error)}") from None
+        raise DataError(f"{path}: not a readable Parquet file ({_first_line(error)}); write it again") from None
 
 
 def _first_line(error: Exception) -> str:
@@ -284,7 +303,7 @@ def _convert_gsm8k(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     question, solution = _text(row["question"], "question", place), _text(row["answer"], "answer", place)
     _, mark, answer = solution.rpartition(GOLD_MARK)
     if not mark or not answer.strip():
-        raise DataError(f"{place}: answer does not end in '{GOLD_MARK} N'; plain rows are prompt and answer")
+        raise DataError(f"{place}: answer does not end in '{GOLD_MARK} N'; add it, or rename question to prompt")
     return {"prompt": _user(question), "answer": answer.strip(), "solution": solution}
 
 

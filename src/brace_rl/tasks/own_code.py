@@ -11,6 +11,9 @@ from types import ModuleType
 
 from brace_rl.errors import ConfigError
 
+_own_files: dict[str, Path] = {}
+"""Files imported so far, by their resolved paths, as they were named."""
+
 
 def own_module(path: Path, *, setting: str, form: str) -> ModuleType:
     """The module in ``path``, imported once per process.
@@ -34,11 +37,20 @@ def own_module(path: Path, *, setting: str, form: str) -> ModuleType:
         raise ConfigError(f"{setting}: {path}: not a Python file; write {form}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
+    _own_files[str(resolved)] = path
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[module_name]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(resolved)]
-        where = f"{path}:{lines[-1]}" if lines else str(path)
-        raise ConfigError(f"{setting}: {where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{setting}: {fault_in_own_code(error) or f'{path}: {_spoken(error)}'}") from error
     return module
+
+
+def fault_in_own_code(error: BaseException) -> str | None:
+    """``file:line: what happened`` for an error raised on the way through a user's file; None for any other."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _own_files]
+    return f"{_own_files[frames[-1].filename]}:{frames[-1].lineno}: {_spoken(error)}" if frames else None
+
+
+def _spoken(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -48,7 +48,7 @@ class EnvironmentRunner:
 
     def start(self, session: str, step: Coroutine[None, None, StepResult]) -> None:
         """Begin a step; it does nothing before :meth:`finished` is called."""
-        self._running[session] = self._loop.create_task(step)
+        self._running[session] = self._loop.create_task(_without_exit(step))
         if self._timeout_s is not None:
             self._timers[session] = self._loop.call_later(self._timeout_s, self._expire, session)
 
@@ -106,6 +106,14 @@ class EnvironmentRunner:
         self._cancelled.discard(task)
         if not task.cancelled():
             task.exception()  # an exception nobody asks for would be printed
+
+
+async def _without_exit(step: Coroutine[None, None, StepResult]) -> StepResult:
+    """A step that wants to end the program has failed, no more."""
+    try:
+        return await step
+    except SystemExit as error:
+        raise RuntimeError(f"the step asked to end the program (exit code {error.code})") from error
 
 
 def _outcome(task: asyncio.Task[StepResult]) -> StepResult | Exception:

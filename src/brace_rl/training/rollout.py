@@ -112,6 +112,7 @@ class RolloutDriver:
         self._sessions = 0
         self._unfinished = 0
         self._failed_problems: set[str] = set()
+        self._dropped_figures: set[str] = set()
         self._environments = EnvironmentRunner(environment_timeout_s)
 
     @property
@@ -249,7 +250,7 @@ class RolloutDriver:
         _add_reward(trajectory, result.reward, source="its environment")
         goes_on = not result.done and self._observe(episode, result)
         if result.info or episode.counted:
-            trajectory.info = {**trajectory.info, **result.info, **episode.counted}
+            trajectory.info = {**trajectory.info, **self._figures(result.info), **episode.counted}
         if result.done:
             trajectory.success = result.success
             if result.excluded:
@@ -273,6 +274,14 @@ class RolloutDriver:
             return False
         _append_observation(trajectory, token_ids)
         return True
+
+    def _figures(self, info: Mapping[str, float]) -> dict[str, float]:
+        """Those that are finite numbers; of the others each name is reported once."""
+        figures = {name: float(value) for name, value in info.items() if _is_finite(value)}
+        for name in info.keys() - figures.keys() - self._dropped_figures:
+            logger.warning("figure %r of an environment's info is %r, no finite number; left out", name, info[name])
+            self._dropped_figures.add(name)
+        return figures
 
     def _log_failure(self, problem_id: str, error: Exception) -> None:
         if problem_id not in self._failed_problems:
@@ -307,12 +316,16 @@ def _close(episode: _Episode) -> None:
 
 def _add_reward(trajectory: Trajectory, reward: float, *, source: str) -> None:
     """Add to the reward of the last token; raises DataError where it is not a finite number."""
-    if not hasattr(reward, "__float__") or not math.isfinite(reward):
+    if not _is_finite(reward):
         raise DataError(
             f"problem {trajectory.problem_id}: {source} gave the reward {reward!r}; mend the scoring or drop the "
             "problem"
         )
     trajectory.rewards[-1] += reward
+
+
+def _is_finite(value: object) -> bool:
+    return hasattr(value, "__float__") and math.isfinite(float(value))
 
 
 def _append_turn(trajectory: Trajectory, generation: Generation) -> None:

@@ -130,11 +130,20 @@ def test_a_repeated_question_with_the_same_answer_is_left_out_and_counted(tmp_pa
     assert (len(file.rows), file.left_out) == (1, {REPEATED: 100})
 
 
-def test_rows_of_another_ability_are_left_out_and_a_missing_ability_is_not(tmp_path: Path) -> None:
+def test_rows_of_another_ability_are_left_out_and_rows_without_that_column_are_not(tmp_path: Path) -> None:
     other = VERL | {"ability": "qa", "prompt": [USER | {"content": "Who?"}], "reward_model": None}
-    unsaid = VERL | {"ability": None, "prompt": [USER | {"content": "Where?"}]}
-    file = load_problems(write(tmp_path, VERL, other, unsaid))
+    unsaid = {name: value for name, value in VERL.items() if name != "ability"}
+    file = load_problems(write(tmp_path, VERL, other, unsaid | {"prompt": [USER | {"content": "Where?"}]}))
     assert (len(file.rows), file.left_out) == (2, {OTHER_ABILITY: 1})
+
+
+@pytest.mark.parametrize("ability", [None, " ", 3])
+def test_a_row_whose_ability_says_nothing_is_refused_or_counted(tmp_path: Path, ability: Any) -> None:
+    path = write(tmp_path, VERL, VERL | {"ability": ability, "prompt": [USER | {"content": "Who?"}]})
+    with pytest.raises(DataError, match=r":2: its ability does not say whether it is mathematics; write 'math'"):
+        load_problems(path)
+    file = load_problems(path, bad_rows="skip")
+    assert (len(file.rows), file.left_out) == (1, {"without ability": 1})
 
 
 def test_a_file_without_a_problem_is_refused(tmp_path: Path) -> None:

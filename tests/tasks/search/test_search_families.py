@@ -203,7 +203,7 @@ def test_a_language_model_judges_and_a_failing_one_excludes_the_episode(tmp_path
     [
         ({"judge": "llm"}, r"task\.judge_url: a language model is to judge; name it, or set task\.judge = 'rule'"),
         ({"judge": "llm", "judge_url": "http://h/v1"}, r"task\.judge_model: a language model is to judge"),
-        ({"judge_url": "h:8000"}, r"task\.judge_url: must be an address"),
+        ({"judge_url": "h:8000"}, r"task\.judge_url: must be an address such as http://127\.0\.0\.1:8000/v1"),
         ({"corpus": ""}, r"task\.corpus: web_research needs documents to open"),
     ],
 )

@@ -85,6 +85,7 @@ def test_an_index_of_another_corpus_is_refused(tmp_path):
     [
         (lambda folder: (folder / "fingerprint.json").unlink(), "not an index of this program"),
         (lambda folder: (folder / "fingerprint.json").write_text('{"format": 0}'), "another version"),
+        (lambda folder: (folder / "fingerprint.json").write_text("{"), "damaged index"),
         (lambda folder: (folder / "places.safetensors").write_bytes(b"x"), "damaged index"),
         (lambda folder: (folder / "vocab.index.json").unlink(), "damaged index"),
     ],
@@ -104,7 +105,7 @@ def test_a_folder_that_is_no_whole_index_is_refused(tmp_path, spoil, match):
     [
         ([], r"c\.jsonl: holds no documents"),
         (["{"], r"c\.jsonl:1: not valid JSON"),
-        (["[1]"], r"c\.jsonl:1: a document must be a JSON object, not list"),
+        (["[1]"], r"c\.jsonl:1: a document must be a JSON object with named columns, not list"),
         ([{"id": "a", "text": "x"}], r"c\.jsonl:1: columns not understood \(id, text\)"),
         ([ROWS[0], {"docid": "a", "text": "x"}], r"c\.jsonl:2: a row with docid and text in a file that began with id"),
         ([{"id": "", "contents": "x"}], r"c\.jsonl:1: a document needs an id"),

@@ -10,7 +10,8 @@ of several the first counts:
 This covers DAPO-Math-17k and other verl files, AIME 2024 to 2026 as they are published, MATH and its descendants, ROLL,
 AReaL and NeMo-Gym. A verl row whose ``ability`` is not mathematics is left out, and so is one that repeats an earlier
 question with the same answer (DAPO-Math-17k holds each of its 17 thousand problems about a hundred times); both are
-counted. Other faults are an error that names the line, or with ``bad_rows="skip"`` are left out and counted too.
+counted. Other faults, an ``ability`` that is there but says nothing among them, are an error that names the line, or
+with ``bad_rows="skip"`` are left out and counted too.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def load_problems(path: str | Path, *, bad_rows: Literal["error", "skip"] = "err
         counts = ", ".join(f"{count} {kind}" for kind, count in found.left_out.most_common())
         logger.warning("%s: %d problems; rows left out: %s", path, len(found.rows), counts)
     if not found.rows:
-        raise DataError(f"{path}: holds no mathematics problem with a gold answer")
+        raise DataError(f"{path}: holds no mathematics problem with a gold answer; give another file")
     return found
 
 
@@ -116,8 +117,10 @@ class _Reader:
     def read(self, row: Mapping[str, Any], number: int, place: str) -> MathRow | str:
         """The problem of a row, or why the row is rightly left out."""
         columns = {str(name).lower(): value for name, value in row.items()}
-        ability = columns.get("ability")
-        if isinstance(ability, str) and ability.strip() and "math" not in ability.lower():
+        ability = columns.get("ability", "math")
+        if not isinstance(ability, str) or not ability.strip():
+            raise _BadRowError("without ability", "its ability does not say whether it is mathematics; write 'math'")
+        if "math" not in ability.lower():
             return OTHER_ABILITY
         row_format = _format_of(columns)
         if self._format is not None and row_format != self._format:

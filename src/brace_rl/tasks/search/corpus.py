@@ -103,7 +103,7 @@ def read_corpus(path: Path, digest: hashlib.blake2b) -> Iterator[Place]:
                 yield Place(offset, _document(row, place))
             offset += len(line)
     if not columns:
-        raise DataError(f"{path}: holds no documents")
+        raise DataError(f"{path}: holds no documents; give a file with one JSON object a line")
 
 
 def corpus_digest(path: Path) -> str:
@@ -171,7 +171,7 @@ def _open(path: Path) -> Any:
     except FileNotFoundError:
         raise DataError(f"{path}: no such corpus; give a .jsonl file of documents") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check the path and who may read it") from None
 
 
 def _parse(line: bytes, place: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _parse(line: bytes, place: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise DataError(f"{place}: not valid JSON; a corpus holds one JSON object a line") from None
     if not isinstance(row, dict):
-        raise DataError(f"{place}: a document must be a JSON object, not {type(row).__name__}")
+        raise DataError(f"{place}: a document must be a JSON object with named columns, not {type(row).__name__}")
     return row
 
 
@@ -202,7 +202,7 @@ def _document(row: dict[str, Any], place: str) -> Document:
         identity, title, text = row.get("docid"), row.get("url", ""), row.get("text")
     is_id = isinstance(identity, (str, int)) and not isinstance(identity, bool) and str(identity).strip()
     if not is_id or not isinstance(text, str) or not isinstance(title, str | None):
-        raise DataError(f"{place}: a document needs an id (text or an integer) and text")
+        raise DataError(f"{place}: a document needs an id (text or an integer) and text; mend or drop it")
     if title is None:
         title, text = split_title(text)
     if any("\ud800" <= character <= "\udfff" for character in title + text):

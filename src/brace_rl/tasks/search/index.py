@@ -212,8 +212,12 @@ def _places(
 def _check_fingerprint(corpus: Path, folder: Path) -> None:
     try:
         found = json.loads((folder / FINGERPRINT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         raise DataError(f"{folder}: not an index of this program; give another folder as task.index") from None
+    except (OSError, ValueError):
+        raise DataError(
+            f"{folder}: a damaged index ({FINGERPRINT}); delete the folder, and it is built again"
+        ) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise DataError(f"{folder}: an index of another version; delete the folder, and it is built again")
     if found.get("corpus") != corpus_digest(corpus):

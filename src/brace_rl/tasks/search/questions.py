@@ -85,7 +85,7 @@ def load_questions(path: str | Path, *, skip_unanswered: bool = False) -> list[Q
     if skipped:
         logger.warning("%s: %d of %d questions have no gold answer and are left out", path, skipped, len(places))
     if not questions:
-        raise DataError(f"{path}: holds no {'answered ' if skipped else ''}questions")
+        raise DataError(f"{path}: holds no {'answered ' if skipped else ''}questions; give another file")
     return questions
 
 

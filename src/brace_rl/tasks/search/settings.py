@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from brace_rl.tasks.search.facts import MOST_PEOPLE, RELATIONS
 from brace_rl.tasks.settings import DataSettings, GeneratedSettings, ToolSettings
 
+_RETRIEVER = "http://127.0.0.1:8000/retrieve"
+_JUDGE = "http://127.0.0.1:8000/v1"
 
-def _web_address(value: str) -> str:
+
+def _web_address(value: str, info: ValidationInfo) -> str:
     parts = urlsplit(value)
     if value and (parts.scheme not in ("http", "https") or not parts.hostname):
-        raise ValueError("must be an address such as http://127.0.0.1:8000/retrieve")
+        raise ValueError(f"must be an address such as {_JUDGE if info.field_name == 'judge_url' else _RETRIEVER}")
     if "@" in parts.netloc:
         raise ValueError("must hold no user and password, which would be saved with the run")
     return value
@@ -65,7 +68,7 @@ class WebResearchSettings(DataSettings, _Retrieval):
     snippet_chars: int = Field(400, ge=1, description="characters shown of each result")
     page_chars: int = Field(12_000, ge=100, description="characters of a document that one open call shows")
     judge: Literal["llm", "rule"] = Field("llm", description="who decides: a language model, or exact match")
-    judge_url: str = Field("", description="OpenAI-compatible server, such as http://127.0.0.1:8000/v1")
+    judge_url: str = Field("", description=f"OpenAI-compatible server, such as {_JUDGE}")
     judge_model: str = Field("", description="the judge's name on that server")
     judge_key_variable: str = Field(
         "OPENAI_API_KEY", description="environment variable that holds the key; may be unset"
