@@ -28,7 +28,7 @@ from brace_rl.tasks.base import Environment, Problem, Task, Transcript, Transcri
 from brace_rl.tasks.math.overlong import OverlongTask
 from brace_rl.tasks.math.scoring import AnswerEnvironment, MathVerifier
 from brace_rl.tasks.math.settings import ArithmeticStepsSettings
-from brace_rl.tasks.tokenizer import BOS, EOS, PAD, SPECIAL, UNKNOWN
+from brace_rl.tasks.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -206,18 +206,7 @@ def build_steps_tokenizer() -> PreTrainedTokenizerBase:
 
     Decoding what was encoded gives the same text back, with no spaces added.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Regex, decoders, pre_tokenizers
 
-    words = [*SPECIAL, BOX, *CHARACTERS]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=EOS,
-        bos_token=BOS,
-        unk_token=UNKNOWN,
-        clean_up_tokenization_spaces=False,
-    )
+    split = pre_tokenizers.Split(Regex(r"\\boxed\{|[\s\S]"), behavior="isolated")
+    return build_tokenizer([BOX, *CHARACTERS], split, decoders.Fuse())

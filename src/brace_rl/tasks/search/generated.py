@@ -122,6 +122,25 @@ class GeneratedTask(Task):
         """A demonstration, with one planted mistake where ``mistaken``."""
 
 
+def plan(
+    chain: Chain, world: World, rng: random.Random, *, mistaken: bool, own_mistake: str
+) -> tuple[list[str], str, int]:
+    """The relations a demonstration follows, the kind of its mistake (empty: none) and the hop it is made at.
+
+    Two kinds are planned here: one relation taken for another, and ``early``, the last hop left out.
+
+    Args:
+        own_mistake: a third kind, which is the family's affair.
+    """
+    kinds = ("early", own_mistake, "relation") if len(chain.path) > 1 else (own_mistake, "relation")
+    kind = rng.choice(kinds) if mistaken else ""
+    path = list(chain.path[:-1] if kind == "early" else chain.path)
+    hop = rng.randrange(len(path))
+    if kind == "relation":
+        path[hop] = rng.choice([relation for relation in world.facts if relation not in chain.path[: hop + 1]])
+    return path, kind, hop
+
+
 def policy(text: str) -> TranscriptPiece:
     """What the policy wrote."""
     return TranscriptPiece(text, is_policy=True)

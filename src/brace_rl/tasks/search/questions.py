@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from brace_rl.errors import DataError
+from brace_rl.tasks.base import Problem
 from brace_rl.tasks.data import read_rows, split_rows
+from brace_rl.tasks.search.prompts import messages
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,15 @@ class Question:
     text: str
     golds: tuple[str, ...]
     evidence: tuple[str, ...] = ()
+
+    def problem(self, instructions: str) -> Problem:
+        """What is asked of a policy: the instructions, then the question, in one message."""
+        return Problem(
+            id=self.id,
+            prompt=messages(instructions, self.text),
+            answer=self.golds[0],
+            metadata={"question": self.text, "golds": self.golds, "evidence": self.evidence},
+        )
 
 
 def load_questions(path: str | Path, *, skip_unanswered: bool = False) -> list[Question]:

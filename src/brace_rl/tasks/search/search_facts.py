@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from brace_rl.tasks.base import TranscriptPiece
 from brace_rl.tasks.search.corpus import Document
 from brace_rl.tasks.search.facts import END, POSSESSIVE, RELATIONS, Chain, World, names
-from brace_rl.tasks.search.generated import GeneratedTask, answer, information, policy
+from brace_rl.tasks.search.generated import GeneratedTask, answer, information, plan, policy
 from brace_rl.tasks.search.retrievers import LocalRetriever
 from brace_rl.tasks.search.settings import SearchFactsSettings
 from brace_rl.tasks.search.tools import SEARCH_TAG, SearchTool
@@ -52,14 +52,7 @@ class SearchFactsTask(GeneratedTask):
     def solve(
         self, chain: Chain, world: World, retriever: LocalRetriever, rng: random.Random, *, mistaken: bool
     ) -> list[TranscriptPiece]:
-        kinds = ("early", "person", "relation") if len(chain.path) > 1 else ("person", "relation")
-        kind = rng.choice(kinds) if mistaken else ""
-        path = list(chain.path[:-1] if kind == "early" else chain.path)
-        wrong_hop = rng.randrange(len(path))
-        if kind == "relation":
-            path[wrong_hop] = rng.choice(
-                [relation for relation in world.facts if relation not in chain.path[: wrong_hop + 1]]
-            )
+        path, kind, wrong_hop = plan(chain, world, rng, mistaken=mistaken, own_mistake="person")
         person, pieces = chain.start, []
         for hop, relation in enumerate(path):
             documents = retriever.find(f"{person} {relation}", self._settings.top_k)

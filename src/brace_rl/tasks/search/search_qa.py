@@ -9,22 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from brace_rl.errors import ConfigError
 from brace_rl.tasks.base import Environment, Problem, Task
-from brace_rl.tasks.chat import chat_ids
 from brace_rl.tasks.search.environment import Layout, SearchEnvironment, stop_texts
 from brace_rl.tasks.search.judge import AnswerVerifier, RuleJudge
 from brace_rl.tasks.search.passages import render_passages
-from brace_rl.tasks.search.prompts import RETRY, messages, search_instructions
+from brace_rl.tasks.search.prompts import RETRY, search_instructions
 from brace_rl.tasks.search.questions import Question, split_questions
 from brace_rl.tasks.search.retrievers import FileRetriever, HttpRetriever, Retriever
 from brace_rl.tasks.search.settings import SearchQaSettings
 from brace_rl.tasks.search.tools import SEARCH_TAG, SearchTool
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class SearchQaTask(Task):
@@ -73,21 +68,10 @@ class SearchQaTask(Task):
             tool_timeout_s=settings.tool_timeout_s,
         )
 
-    def prompt_ids(self, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        return chat_ids([dict(message) for message in problem.prompt if not isinstance(message, str)], tokenizer)
-
     def _problems(self, questions: Sequence[Question]) -> list[Problem]:
         settings = self._settings
         instructions = search_instructions(searches=settings.max_turns - 1, max_calls=settings.max_calls_per_turn)
-        return [
-            Problem(
-                id=question.id,
-                prompt=messages(instructions, question.text),
-                answer=question.golds[0],
-                metadata={"question": question.text, "golds": question.golds, "evidence": question.evidence},
-            )
-            for question in questions
-        ]
+        return [question.problem(instructions) for question in questions]
 
 
 def _retriever(settings: SearchQaSettings) -> Retriever:

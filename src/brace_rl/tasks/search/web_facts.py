@@ -24,7 +24,7 @@ from brace_rl.tasks.base import TranscriptPiece
 from brace_rl.tasks.search.corpus import Document
 from brace_rl.tasks.search.environment import INFORMATION_OPENING
 from brace_rl.tasks.search.facts import END, POSSESSIVE, RELATIONS, Chain, World, make_world, names
-from brace_rl.tasks.search.generated import GeneratedTask, answer, information, policy
+from brace_rl.tasks.search.generated import GeneratedTask, answer, information, plan, policy
 from brace_rl.tasks.search.retrievers import LocalRetriever
 from brace_rl.tasks.search.settings import WebFactsSettings
 from brace_rl.tasks.search.tools import OPEN_TAG, SEARCH_TAG, OpenTool, SearchTool, Shown
@@ -80,14 +80,7 @@ class WebFactsTask(GeneratedTask):
     def solve(
         self, chain: Chain, world: World, retriever: LocalRetriever, rng: random.Random, *, mistaken: bool
     ) -> list[TranscriptPiece]:
-        kinds = ("early", "rumour", "relation") if len(chain.path) > 1 else ("rumour", "relation")
-        kind = rng.choice(kinds) if mistaken else ""
-        path = list(chain.path[:-1] if kind == "early" else chain.path)
-        wrong_hop = rng.randrange(len(path))
-        if kind == "relation":
-            path[wrong_hop] = rng.choice(
-                [relation for relation in world.facts if relation not in chain.path[: wrong_hop + 1]]
-            )
+        path, kind, wrong_hop = plan(chain, world, rng, mistaken=mistaken, own_mistake="rumour")
         person, pieces = chain.start, []
         for hop, relation in enumerate(path):
             title = f"{person} {relation}"

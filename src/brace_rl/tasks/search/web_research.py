@@ -10,22 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from brace_rl.errors import ConfigError
 from brace_rl.tasks.base import Environment, Problem, Task
-from brace_rl.tasks.chat import chat_ids
 from brace_rl.tasks.search.environment import Layout, SearchEnvironment, stop_texts
 from brace_rl.tasks.search.judge import AnswerVerifier, Judge, LlmJudge, RuleJudge
 from brace_rl.tasks.search.passages import render_results
-from brace_rl.tasks.search.prompts import RETRY, messages, research_instructions
+from brace_rl.tasks.search.prompts import RETRY, research_instructions
 from brace_rl.tasks.search.questions import Question, split_questions
 from brace_rl.tasks.search.retrievers import FileRetriever, HttpRetriever, Retriever
 from brace_rl.tasks.search.settings import WebResearchSettings
 from brace_rl.tasks.search.tools import OPEN_TAG, SEARCH_TAG, OpenTool, SearchTool, Shown
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class WebResearchTask(Task):
@@ -85,21 +80,10 @@ class WebResearchTask(Task):
             evidence=problem.metadata["evidence"],
         )
 
-    def prompt_ids(self, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        return chat_ids([dict(message) for message in problem.prompt if not isinstance(message, str)], tokenizer)
-
     def _problems(self, questions: Sequence[Question]) -> list[Problem]:
         settings = self._settings
         instructions = research_instructions(turns=settings.max_turns - 1, max_calls=settings.max_calls_per_turn)
-        return [
-            Problem(
-                id=question.id,
-                prompt=messages(instructions, question.text),
-                answer=question.golds[0],
-                metadata={"question": question.text, "golds": question.golds, "evidence": question.evidence},
-            )
-            for question in questions
-        ]
+        return [question.problem(instructions) for question in questions]
 
 
 def _judge(settings: WebResearchSettings) -> Judge:
