@@ -99,7 +99,8 @@ areal-cpu: .venv-areal/.installed
 	.venv-areal/bin/python -m pip install --quiet --constraint constraints.txt torch transformers datasets pytest click ray \
 		hydra-core==1.4.0.dev1 omegaconf==2.4.0.dev2 aiofiles aiohttp colorama colorlog einops fastapi flask httpx json5 lark \
 		math-verify==0.8.0 msgspec numba nvidia-ml-py openai orjson pebble pillow prettytable pybase64 python-dotenv pyzmq \
-		setproctitle swanlab tenacity tensorboardx trackio uvicorn uvloop wandb zstandard psutil pandas requests
+		setproctitle swanlab tenacity tensorboardx trackio uvicorn uvloop wandb zstandard psutil pandas requests tabulate \
+		accelerate
 	.venv-areal/bin/python -m pip install --quiet --no-deps areal==1.0.4 torchdata peft
 	touch $@
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import ClassVar
 
 import pytest
 from fakes import FakeFactory, fake_request, fake_weights
@@ -82,39 +84,45 @@ def check_killed_again_and_again_nothing_is_lost_or_answered_twice(
     assert_weights_were_those_of_the_version(groups | rest)
 
 
-def check_waiting_for_nothing_is_an_error_at_once(made: Backend) -> None:
-    with pytest.raises(WaitTimeoutError, match="every prompt it submitted is answered"):
-        made.collect()
-
-
 def _submit_and_collect(made: Backend) -> None:
     """Either of the calls may be the one that learns of a failure."""
     made.submit([fake_request(0)])
     made.collect()
 
 
-BROKEN, BRACE_ERROR = FakeFactory(failure="!disk on fire"), FakeFactory(failure="train.jsonl: line 3: no answer")
-"""Drivers for the next two."""
+class WorkerContract:
+    """What is asked of every such backend in the same words; derive a test class and say how one is made."""
 
+    backend: ClassVar[Callable[[FakeFactory], AbstractContextManager[Backend]]]
 
-def check_a_brace_error_stays_one_and_is_raised_by_every_later_call(made: Backend) -> None:
-    with pytest.raises(DataError, match=r"^train\.jsonl: line 3: no answer$") as caught:
-        _submit_and_collect(made)
-    assert "in build" in str(caught.value.__cause__)
-    with pytest.raises(DataError):
-        made.publish(fake_weights(0), 0)
-    assert made.restarts == 0
+    def test_waiting_for_nothing_is_an_error_at_once(self) -> None:
+        with (
+            type(self).backend(FakeFactory()) as made,
+            pytest.raises(WaitTimeoutError, match="every prompt it submitted is answered"),
+        ):
+            made.collect()
 
+    def test_a_brace_error_of_the_driver_stays_one_and_is_raised_by_every_later_call(self) -> None:
+        with type(self).backend(FakeFactory(failure="train.jsonl: line 3: no answer")) as made:
+            with pytest.raises(DataError, match=r"^train\.jsonl: line 3: no answer$") as caught:
+                _submit_and_collect(made)
+            assert "in build" in str(caught.value.__cause__)
+            with pytest.raises(DataError):
+                made.publish(fake_weights(0), 0)
+            assert made.restarts == 0
 
-def check_any_other_error_comes_with_its_traceback(made: Backend) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)rollout process failed:\nTraceback.*disk on fire"):
-        _submit_and_collect(made)
+    def test_any_other_error_of_the_driver_comes_with_its_traceback(self) -> None:
+        with (
+            type(self).backend(FakeFactory(failure="!disk on fire")) as made,
+            pytest.raises(RuntimeError, match=r"(?s)rollout process failed:\nTraceback.*disk on fire"),
+        ):
+            _submit_and_collect(made)
 
-
-def check_a_prompt_in_flight_cannot_be_submitted_again(made: Backend) -> None:
-    made.submit([fake_request(0)])
-    with pytest.raises(ValueError, match=r"prompts \[0\] were submitted before"):
-        made.submit([fake_request(0)])
+    def test_a_prompt_in_flight_cannot_be_submitted_again(self) -> None:
+        with type(self).backend(FakeFactory(step_s=60.0)) as made:
+            made.submit([fake_request(0)])
+            with pytest.raises(ValueError, match=r"prompts \[0\] were submitted before"):
+                made.submit([fake_request(0)])
 
 
 def check_once_closed_it_refuses_and_closes_again_in_peace(made: Backend) -> None:

@@ -10,17 +10,12 @@ from dataclasses import dataclass
 
 import pytest
 from backend_checks import (
-    BRACE_ERROR,
-    BROKEN,
+    WorkerContract,
     assert_weights_were_those_of_the_version,
-    check_a_brace_error_stays_one_and_is_raised_by_every_later_call,
-    check_a_prompt_in_flight_cannot_be_submitted_again,
     check_answers_equal_those_of_the_inline_backend,
-    check_any_other_error_comes_with_its_traceback,
     check_killed_again_and_again_nothing_is_lost_or_answered_twice,
     check_no_prompt_is_sampled_under_older_weights,
     check_once_closed_it_refuses_and_closes_again_in_peace,
-    check_waiting_for_nothing_is_an_error_at_once,
     collect,
 )
 from fakes import FakeFactory, fake_request, fake_weights
@@ -163,24 +158,8 @@ def test_a_worker_that_is_silent_while_others_answer_is_replaced() -> None:
         assert sorted(collect(made, 2)) == [0, 2]
 
 
-def test_waiting_for_nothing_is_an_error_at_once() -> None:
-    with backend() as made:
-        check_waiting_for_nothing_is_an_error_at_once(made)
-
-
-def test_a_brace_error_of_the_driver_stays_one_and_is_raised_by_every_later_call() -> None:
-    with backend(BRACE_ERROR) as made:
-        check_a_brace_error_stays_one_and_is_raised_by_every_later_call(made)
-
-
-def test_any_other_error_of_the_driver_comes_with_its_traceback() -> None:
-    with backend(BROKEN) as made:
-        check_any_other_error_comes_with_its_traceback(made)
-
-
-def test_a_prompt_in_flight_cannot_be_submitted_again() -> None:
-    with backend(FakeFactory(step_s=60.0)) as made:
-        check_a_prompt_in_flight_cannot_be_submitted_again(made)
+class TestContract(WorkerContract):
+    backend = staticmethod(backend)
 
 
 def test_a_closed_backend_refuses_closes_again_in_peace_and_leaves_the_cluster_it_found() -> None:
