@@ -8,6 +8,7 @@ import pytest
 from brace_rl.bench import scaling
 from brace_rl.bench.scaling import Workload, measure_long_tails, measure_scaling
 from brace_rl.training.engines.simulated import ResponseLengths
+from brace_rl.training.types import derive_seed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training" / "ray_backend"))
 from fake_ray import fake_cluster
@@ -22,6 +23,18 @@ def test_each_number_of_workers_is_held_against_its_ideal():
     for row in rows:
         assert row["share of ideal"] == pytest.approx(row["tokens/s"] / row["ideal tokens/s"])
         assert row["tokens/s"] > 0
+
+
+def test_responses_have_the_lengths_of_the_workload_which_the_bounds_are_made_of():
+    tailed = Workload(slots=8, tokens_per_s=1e6, lengths=ResponseLengths(20, 0.8, 60), weights=10)
+    with fake_cluster(), scaling._backend(tailed, 1) as (backend, prompts):
+        requests = prompts.submit(40, version=0)
+        groups = {}
+        while len(groups) < len(requests):
+            groups |= {group.request.index: group.trajectories[0] for group in backend.collect()}
+    lengths = [tailed.lengths.of(derive_seed(request.seed, 0)) for request in requests]
+    assert [len(groups[request.index].response_ids) for request in requests] == lengths
+    assert len(set(lengths)) > 10
 
 
 def test_schedules_are_held_against_their_bounds_and_each_other():

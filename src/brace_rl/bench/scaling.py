@@ -98,7 +98,7 @@ def _tokens(groups: list[RolloutGroup]) -> int:
 
 
 def measure_long_tails(
-    workload: Workload = LONG_TAILED, *, workers: int = 2, max_staleness: int = 8, train_s: float = 0.2, steps: int = 12
+    workload: Workload = LONG_TAILED, *, workers: int = 2, max_staleness: int = 8, train_s: float = 0.2, steps: int = 24
 ) -> list[dict[str, Any]]:
     """Synchronous and asynchronous steps on long-tailed lengths, a row each, and their ratio in a third.
 
@@ -182,7 +182,9 @@ class _Prompts:
 @contextmanager
 def _backend(workload: Workload, workers: int) -> Iterator[tuple[Backend, _Prompts]]:
     """A backend that holds version 0."""
-    config = Config.model_validate({"rollout": {"slots": workload.slots}, "task": {"train_problems": _PROBLEMS}})
+    # One turn each: the calculator would answer a response without a call, which then went on past its length.
+    task = {"train_problems": _PROBLEMS, "max_turns": 1}
+    config = Config.model_validate({"rollout": {"slots": workload.slots}, "task": task})
     spec = SimulatedSpec(config, workload.tokens_per_s, workload.lengths)
     backend = RayBackend(spec, workers=workers, timeout_s=TIMEOUT_S)
     try:
