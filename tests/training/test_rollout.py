@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 from fakes import (
     FakeEngine,
     FakeTask,
@@ -330,12 +331,19 @@ def test_a_response_that_failed_or_is_excluded_is_not_rewarded_for_its_length(la
     assert only(made).reward == 0.0
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "good", None, [1.0]])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "good", None, [1.0], torch.ones(2), 10**400])
 def test_a_reward_that_is_not_a_finite_number_is_an_error_that_names_the_problem(reward: Any) -> None:
     made = driver(FakeEngine(reply=lambda _: "x"), FakeTask([StepResult(reward=reward, done=True)]))
     made.submit([fake_request(0)])
     with pytest.raises(DataError, match=re.escape(f"problem p0: its environment gave the reward {reward!r}")):
         finish(made)
+
+
+def test_a_reward_that_is_a_tensor_of_one_number_is_kept_as_that_number() -> None:
+    made = driver(FakeEngine(reply=lambda _: "x"), FakeTask([StepResult(reward=torch.tensor(0.5), done=True)]))
+    made.submit([fake_request(0)])
+    rewards = only(made).rewards
+    assert (rewards[-1], type(rewards[-1])) == (0.5, float)
 
 
 def test_figures_that_are_no_finite_numbers_are_left_out_and_each_is_reported_once(

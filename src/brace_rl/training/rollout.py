@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
 from brace_rl.errors import DataError
 from brace_rl.tasks.base import Environment, Problem, StepResult, Task
@@ -277,7 +277,8 @@ class RolloutDriver:
 
     def _figures(self, info: Mapping[str, float]) -> dict[str, float]:
         """Those that are finite numbers; of the others each name is reported once."""
-        figures = {name: float(value) for name, value in info.items() if _is_finite(value)}
+        numbers = {name: _finite(value) for name, value in info.items()}
+        figures = {name: number for name, number in numbers.items() if number is not None}
         for name in info.keys() - figures.keys() - self._dropped_figures:
             logger.warning("figure %r of an environment's info is %r, no finite number; left out", name, info[name])
             self._dropped_figures.add(name)
@@ -316,16 +317,22 @@ def _close(episode: _Episode) -> None:
 
 def _add_reward(trajectory: Trajectory, reward: float, *, source: str) -> None:
     """Add to the reward of the last token; raises DataError where it is not a finite number."""
-    if not _is_finite(reward):
+    added = _finite(reward)
+    if added is None:
         raise DataError(
             f"problem {trajectory.problem_id}: {source} gave the reward {reward!r}; mend the scoring or drop the "
             "problem"
         )
-    trajectory.rewards[-1] += reward
+    trajectory.rewards[-1] += added
 
 
-def _is_finite(value: object) -> bool:
-    return hasattr(value, "__float__") and math.isfinite(float(value))
+def _finite(value: object) -> float | None:
+    """A number as float; None for anything else, text included, and where it is not finite."""
+    try:
+        number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays and tensors of several numbers, huge integers
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _append_turn(trajectory: Trajectory, generation: Generation) -> None:
