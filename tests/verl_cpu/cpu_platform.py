@@ -128,8 +128,8 @@ def one_gloo_group(module):
     module.initialize_global_process_group_ray = initialize
 
 
-def attention_without_flash(module):
-    """verl's critic asks for flash attention by name."""
+def seeded_critic_without_flash(module):
+    """verl's critic asks for flash attention by name, and draws its head from a generator that nobody has seeded."""
     original = module.load_valuehead_model
 
     @functools.wraps(original)
@@ -139,7 +139,9 @@ def attention_without_flash(module):
         from_pretrained = AutoModel.from_pretrained
         AutoModel.from_pretrained = lambda *a, **k: from_pretrained(*a, **{**k, "attn_implementation": "sdpa"})
         try:
-            return original(*args, **kwargs)
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                return original(*args, **kwargs)
         finally:
             AutoModel.from_pretrained = from_pretrained
 
@@ -177,7 +179,7 @@ def seeded_requests(module):
 
 
 when_imported("verl.utils.distributed", one_gloo_group)
-when_imported("verl.utils.model", attention_without_flash)
+when_imported("verl.utils.model", seeded_critic_without_flash)
 when_imported("verl.workers.rollout.vllm_rollout.utils", reload_weights)
 when_imported("verl.workers.rollout.vllm_rollout.vllm_async_server", seeded_requests)
 

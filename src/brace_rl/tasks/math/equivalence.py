@@ -18,6 +18,10 @@ _ASSIGNMENT = re.compile(r"(\\?[A-Za-z](?:_\{?\w+\}?|\([a-z]\))?) ?= ?([^=<>]+)"
 _WORDS = re.compile(r"\\text\{([^{}]*)\}|([A-Za-z]{3,}(?:[ -][A-Za-z]+)*)|(yes|no)", re.IGNORECASE)
 _CHOICE = re.compile(r"(?:\\text\{)?\s*\(?([A-Z])\)?\.?\s*\}?")
 _EXPONENT = re.compile(r"\^\s*([A-Za-z]|\\(?:pi|alpha|beta|theta|lambda|mu)(?![A-Za-z]))")
+_DECIMAL = re.compile(r"(?<![\d.])(?:(?<!\d,)\d+|(?<=\d,)(?!\d{3}\.)\d+)\.\d+(?![\d.]|\s*\\?%)", re.ASCII)
+"""Not the end of a number with thousands groups."""
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})")
 _IMAGINARY = re.compile(r"(\d)i(?![A-Za-z])")
 _SEPARATORS = re.compile(r",|\\[{}]")
 _PLUS_MINUS = "\\pm"
@@ -73,7 +77,12 @@ def _readable(text: str) -> str:
     text = _IMAGINARY.sub(r"\1 i", _EXPONENT.sub(r"^{\1}", text))
     if "\\pm" in text and not _SEPARATORS.search(text):
         text = f"{text.replace(_PLUS_MINUS, '+')},{text.replace(_PLUS_MINUS, '-')}"
-    return _exact(text)
+    return _DECIMAL.sub(lambda match: _exact(match[0]), _in_radians(text))
+
+
+def _in_radians(text: str) -> str:
+    """``\\sin 30^\\circ`` as the sine of a sixth of pi. math-verify drops the degrees."""
+    return _DEGREES.sub(r"(\\frac{\1}{180}\\pi)", text) if _TRIGONOMETRIC.search(text) else text
 
 
 def _union(text: str) -> str:
@@ -145,7 +154,7 @@ def _letters(text: str) -> str:
 
 
 def _exact(text: str) -> str:
-    """A short decimal as a fraction. math-verify would compare it to six places, and 0.000067 with 0.0000672 so."""
+    """A short decimal as a fraction: math-verify would compare it to six places, and 0.000067 with 0.0000672 so."""
     number = parse_numeral(text)
     if number is None or number.places is None or number.percent or _significant(number) >= SIGNIFICANT_DIGITS:
         return text

@@ -13,9 +13,13 @@ from typing import Literal, NamedTuple
 
 AnswerFormat = Literal["any", "boxed", "answer_line"]
 
-_BRACES = re.compile(r"\\+(?:boxed|fbox)[ \t]*\{|\\[\\{}]|[{}]")
+_BRACES = re.compile(r"(?<!\\)\\+(?:boxed|fbox)[ \t]*\{|\\[\\{}]|[{}]")
+_UNBRACED = re.compile(r"\\(?:boxed|fbox)[ \t]+([^\s{}$\\][^{}$\\\n]*|\\[a-zA-Z]+(?:\{[^{}\n]*\})*)")
+"""``\\boxed 2``, as older solutions of MATH have it: up to the end of the formula."""
+_FINAL, _HOPE = "the final answer is", "i hope it is correct"
+"""What stands around the answer after ``Final Answer:`` in the form that Minerva's prompt asks for."""
 _ANSWER_LINE = re.compile(r"\banswer[*_ \t]*[:：](.*)$", re.IGNORECASE | re.MULTILINE)
-_EMPHASIS = re.compile(r"^[*_ \t]+|[*_ \t]+$")
+_EMPHASIS = "*_ \t"
 
 
 class Stated(NamedTuple):
@@ -53,6 +57,9 @@ def last_box(text: str) -> Stated | None:
                 found = Stated(box[0], match.end(), text[box[1] : match.start()].strip())
         elif len(brace) > 2:
             opened.append(match.span())
+    if found is None:
+        last = next(iter(deque(_UNBRACED.finditer(text), maxlen=1)), None)
+        found = last and Stated(last.start(), last.end(), last[1].strip().rstrip(".,;:"))
     return found if found is not None and found.answer else None
 
 
@@ -60,9 +67,17 @@ def _last_answer_line(text: str) -> Stated | None:
     last = next(iter(deque(_ANSWER_LINE.finditer(text), maxlen=1)), None)
     if last is None:
         return None
-    content = _EMPHASIS.sub("", last[1])
+    content = last[1].strip(_EMPHASIS)
     if not content:
-        content = _EMPHASIS.sub("", text[last.end() :].lstrip().partition("\n")[0])
+        content = text[last.end() :].lstrip().partition("\n")[0].strip(_EMPHASIS)
+    content = _without_minervas_words(content)
     box = last_box(content)
     content = content if box is None else box.answer
     return Stated(last.start(), last.end(), content) if content else None
+
+
+def _without_minervas_words(content: str) -> str:
+    if not content.casefold().startswith(_FINAL):
+        return content
+    content = content[len(_FINAL) :].lstrip(": \t").rstrip(". \t")
+    return content[: -len(_HOPE)].rstrip(". \t") if content.casefold().endswith(_HOPE) else content

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from brace_rl.tasks.math.units import SCALES, is_unit
+
 _SYMBOLS = str.maketrans(
     {
         **dict.fromkeys("−–—‐‑⁻﹣", "-"),
@@ -29,6 +31,8 @@ _SYMBOLS = str.maketrans(
         "∈": "\\in ",
         "±": "\\pm ",
         "¢": "\\text{ cents}",
+        "≈": "\\approx ",
+        "∅": "\\emptyset ",
     }
 )
 _VULGAR = re.compile(r"(\d?)\s?([¼-¾⅐-⅞↉])")
@@ -48,12 +52,17 @@ _AND = re.compile(r",?\s*(?:\\text\{\s*,?\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|\\?%)\s*\}|\bpercent\b)")
 _CURRENCY = re.compile(r"^(-?)\s*(?:\\?\$|€|£|¥|₹|(?:USD|US\$|Rs\.?)\s)\s*(?=[-.\d\\])")
 _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?", re.ASCII)
-_TEXT_AT_END = re.compile(r"\s*\\text\{[^{}]*\}(?:\s*\^\s*(?:\d|\{\d\}))?\.?$")
+_POWER = r"(?:\s*\^\s*(?:\d|\{\d\}))?"
+_TEXT_AT_END = re.compile(rf"\s*\\text\{{([^{{}}]*)\}}{_POWER}\.?$")
+_ORDINAL_AT_END = re.compile(r"(?<=\d)\s*\^\s*\{?\s*\\text\{\s*(st|nd|rd|th)\s*\}\s*\}?$")
 _DEGREES_AT_END = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*[CF]?$")
 _WORDS_AT_END = re.compile(
-    r"(?<=[\d}%])\s*(?:[A-Za-z]{2,}\.?|(?<=\s)[A-Za-z])(?:[ /-]+[A-Za-z]+)*(?:\s*\^\s*(?:\d|\{\d\}))?$"
+    r"(?<=[\d}%])\s*((?:[A-Za-z]{2,}|(?<=\s)\(?[A-Za-z]|(?<=\s)\([A-Za-z]{2,})\.?(?:[ /-]+[A-Za-z]+\.?)*\)?)"
+    + _POWER
+    + "$"
 )
-_JOINED = re.compile(r"\b(?:or|and|not)\b")
+_SCALE_AT_END = re.compile(rf"(?<=\d)\s*(?:\\text\{{\s*)?({'|'.join(SCALES)})\b(.*)$")
+_ABOUT = re.compile(r"^\s*(?:\\approx(?![a-zA-Z])|=)\s*")
 _UNDOTTED = re.compile(r"[.,;:]+$")
 
 
@@ -67,28 +76,38 @@ def normalize(text: str) -> str:
     text = _SPACES.sub(" ", _SPACING.sub("", text)).strip()
     text = _FONTS.sub(r"\\text{\1}", text)
     text = _BARE_FRACTION.sub(_braced, _FRACTION_NAMES.sub(r"\\frac", text))
-    text = _PERCENT.sub("%", text)
+    text = _ABOUT.sub("", _PERCENT.sub("%", text).replace("\\varnothing", "\\emptyset"))
     return _UNDOTTED.sub("", text).strip()
 
 
 def without_unit(text: str) -> str:
     """Normalised ``text`` without what only names a quantity: ``\\$18.90``, ``90^\\circ``, ``20 miles``.
 
-    Words are taken for a unit where they stand after a number, so this is for answers that should be one.
+    This is for answers that should be a number; :func:`~brace_rl.tasks.math.units.is_unit` says which words after one
+    name what is counted. Words such as *million* become the power of ten they stand for.
     """
     text = _CURRENCY.sub(r"\1", text)
-    shorter = text
-    for unit in (_TEXT_AT_END, _WORDS_AT_END, _DEGREES_AT_END):
-        # "5 or six" is two answers, not an amount of something.
-        shorter = unit.sub(lambda match: match[0] if _JOINED.search(match[0]) else "", shorter).strip()
-    text = shorter or text
+    shorter = _SCALE_AT_END.sub(_scaled, text)
+    for unit in (_ORDINAL_AT_END, _TEXT_AT_END, _WORDS_AT_END):
+        shorter = unit.sub(_without_a_unit, shorter).strip()
+    text = _DEGREES_AT_END.sub("", shorter).strip() or text
     return text.replace(" ", "") if _SPACED_THOUSANDS.fullmatch(text) else text
 
 
 def without_text(text: str) -> str:
-    """Normalised ``text`` without a ``\\text{...}`` after an expression, and with ``,`` for *and* between two."""
+    """Normalised ``text`` without a unit in ``\\text{...}`` at its end, and with ``,`` for *and* between two."""
     text = _AND.sub(",", text)
-    return _TEXT_AT_END.sub("", _CURRENCY.sub(r"\1", text)).strip() or text
+    return _TEXT_AT_END.sub(_without_a_unit, _CURRENCY.sub(r"\1", text)).strip() or text
+
+
+def _without_a_unit(match: re.Match[str]) -> str:
+    return "" if is_unit(match[1]) else match[0]
+
+
+def _scaled(match: re.Match[str]) -> str:
+    """``\\times 10^{6}`` and the unit, of `` million dollars``."""
+    rest = match[2].removesuffix("}").strip() if "\\text" in match[0] else match[2].strip()
+    return f"\\times 10^{{{SCALES[match[1]]}}}" if not rest or is_unit(rest) else match[0]
 
 
 def _plain_characters(text: str) -> str:

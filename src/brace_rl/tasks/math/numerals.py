@@ -20,6 +20,9 @@ _FRACTION = re.compile(
     rf"(?:\\frac\s*\{{\s*(?P<n1>-?{_WHOLE})\s*\}}\s*\{{\s*(?P<d1>-?{_WHOLE})\s*\}}|(?P<n2>{_WHOLE})\s*/\s*(?P<d2>{_WHOLE}))",
     re.ASCII,
 )
+_REPEATING = re.compile(
+    rf"(?P<whole>{_WHOLE})?\.(?P<places>\d*)\\(?:overline|bar|dot)\s*(?:\{{\s*(?P<r1>\d+)\s*\}}|(?P<r2>\d))", re.ASCII
+)
 _SCIENTIFIC = re.compile(
     r"(?P<mantissa>\d+(?:\.\d+)?)\s*(?:\*|\\times|\\cdot)\s*10\s*\^\s*(?:\{\s*(?P<e1>-?\d{1,2})\s*\}|(?P<e2>-?\d{1,2}))"
     r"|(?P<m3>\d+(?:\.\d+)?)[eE](?P<e3>[+-]?\d{1,2})",
@@ -44,7 +47,7 @@ class Numeral:
 
 def parse_numeral(text: str) -> Numeral | None:
     """The number that normalised ``text`` is, or None: ``1,234``, ``-.5``, ``7.``, ``3/4``, ``\\frac{3}{4}``,
-    ``1 \\frac{4}{5}``, ``1 4/5``, ``17\\%``, ``1.5\\times 10^{3}``, ``1e3``."""
+    ``1 \\frac{4}{5}``, ``1 4/5``, ``17\\%``, ``1.5\\times 10^{3}``, ``1e3``, ``0.1\\overline{6}``."""
     if len(text) > LONGEST_NUMBER:
         return None
     text = text.strip()
@@ -95,6 +98,11 @@ def _parse_unsigned(text: str) -> Numeral | None:
     match = _FRACTION.fullmatch(text)
     if match is not None:
         return _fraction(match)
+    match = _REPEATING.fullmatch(text)
+    if match is not None:
+        places, repeated = match["places"], match["r1"] or match["r2"]
+        finite = Fraction(int((match["whole"] or "0").replace(",", "") + places), 10 ** len(places))
+        return Numeral(finite + Fraction(int(repeated), 10 ** len(places) * (10 ** len(repeated) - 1)))
     match = _SCIENTIFIC.fullmatch(text)
     if match is not None:
         exponent = int(match["e1"] or match["e2"] or match["e3"])
