@@ -86,7 +86,7 @@ learn-torchrl: .venv-torchrl/.installed
 	$(PYTHON) -m venv .venv-torchrl
 	.venv-torchrl/bin/python -m pip install --quiet --upgrade pip
 	.venv-torchrl/bin/python -m pip install --quiet --constraint constraints.txt torch torchrl==0.14.1 'gymnasium>=1.0,<2' \
-		pytest
+		pytest click pydantic pyyaml
 	touch $@
 
 # AReaL without what it requires, and then what importing its trainer takes. Python 3.11 or later.

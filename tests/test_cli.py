@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from brace_rl import __main__ as command
 from brace_rl import __version__, cli
 from brace_rl.config import Config
 from brace_rl.errors import BraceError, ConfigError
@@ -596,3 +597,14 @@ def test_an_error_after_the_first_step_keeps_the_folder_with_summary_and_report(
     assert (summary["status"], summary["ledger"]["consumed"]) == ("failed", 8)
     assert "The run ended early (failed)" in (run_dir / "report.html").read_text()
     assert (run_dir / "samples.jsonl").read_text().count("\n") == 2
+
+
+def test_a_package_that_the_command_needs_and_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "brace_rl.cli")
+    monkeypatch.setitem(sys.modules, "click", None)
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    message = "error: the command needs click, which is not installed; run: pip install click\n"
+    assert (ended.value.code, capsys.readouterr().err) == (2, message)

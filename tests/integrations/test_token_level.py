@@ -216,6 +216,41 @@ def test_junk_at_an_action_is_an_error_that_says_where():
 
 
 @pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("rewards", lambda x: x.sum(1, keepdim=True), r"rewards: got \[3, 1\], must be \[3, 12\] like action_mask"),
+        ("rewards", lambda x: x[0], r"rewards: got \[12\], must be \[3, 12\]"),
+        ("rewards", lambda x: x.sum(), r"rewards: got \[\], must be"),
+        ("rewards", lambda x: x.long(), "rewards: got torch.int64, must be a floating-point tensor"),
+        ("rewards", lambda x: x.tolist(), "rewards: got list, must be a torch tensor"),
+        ("rewards", lambda x: x.to("meta"), "rewards: is on meta, action_mask is on cpu"),
+        ("values", lambda x: x[:, :-1], r"values: got \[3, 11\]"),
+        ("action_mask", lambda x: x.long(), "action_mask: got torch.int64, must be bool; use action_mask.bool"),
+        ("action_mask", lambda x: x[0], r"action_mask: got \[12\], must be \[batch, tokens\]"),
+        ("action_mask", lambda x: x.tolist(), "action_mask: got list"),
+        ("loss_mask", lambda x: torch.ones(3, 12), r"loss_mask: got \[3, 12\] torch.float32, must be \[3, 12\] bool"),
+        ("loss_mask", lambda x: [True], "loss_mask: got list"),
+        ("bootstrap_values", lambda x: 0.5, "bootstrap_values: got float, must be a torch tensor"),
+        ("bootstrap_values", lambda x: [0.0] * 3, "bootstrap_values: got list"),
+        ("segment_ids", lambda x: [[0] * 12] * 3, "segment_ids: got list"),
+        ("options", lambda x: {"window": 5}, "options: got dict, must be TokenLevelOptions"),
+    ],
+)
+def test_a_tensor_that_cannot_be_meant_is_named_and_never_broadcast(name, change, message):
+    given = batch()
+    given[name] = change(given.get(name))
+    with pytest.raises(ValueError, match=message):
+        token_level_estimates(**given)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 12), (3, 0)])
+def test_a_batch_without_a_token_is_refused(rows, columns):
+    given = {name: x[:rows, :columns] for name, x in batch().items()}
+    with pytest.raises(ValueError, match=rf"action_mask: got \[{rows}, {columns}\]; a batch needs a row and a token"):
+        token_level_estimates(**given)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"value_target": "mc"}, "value_target = 'mc': must be one of brace"),
@@ -223,6 +258,12 @@ def test_junk_at_an_action_is_an_error_that_says_where():
         ({"window": -1}, "window = -1: must be a whole number"),
         ({"window": True}, "window = True"),
         ({"window": "path"}, "window = 'path'"),
+        ({"window": 10**30}, "must be a whole number from 0 to 2147483647"),
+        ({"rho_clip": "abc"}, "rho_clip = 'abc': must be a number"),
+        ({"gamma": None}, "gamma = None: must be a number"),
+        ({"lam": True}, "lam = True: must be a number"),
+        ({"whiten": "false"}, "whiten = 'false': must be true or false"),
+        ([1, 2], r"options = \[1, 2\]: must be a mapping"),
         ({"rho_clip": 0}, "rho_clip = 0"),
         ({"lam": 1.5}, "lam = 1.5"),
         ({"policy_lam": -0.1}, "policy_lam = -0.1"),

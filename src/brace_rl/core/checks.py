@@ -117,25 +117,30 @@ def tensors_of(named: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     return tensors
 
 
-def check_shapes(policy_mask: Tensor, floats: Mapping[str, Tensor]) -> torch.dtype:
-    """Check that everything is ``[B, T]``; return the dtype to compute in: float64 if any input is, else float32."""
-    tensors_of({"policy_mask": policy_mask})
+def check_shapes(policy_mask: Tensor, floats: Mapping[str, Tensor], *, mask_name: str = "policy_mask") -> torch.dtype:
+    """Check that everything is ``[B, T]``; return the dtype to compute in: float64 if any input is, else float32.
+
+    Args:
+        mask_name: what the caller's caller knows the mask by.
+    """
+    tensors_of({mask_name: policy_mask})
     if policy_mask.dtype != torch.bool:
-        raise ValueError(f"policy_mask: got {policy_mask.dtype}, must be bool; use policy_mask.bool()")
+        raise ValueError(f"{mask_name}: got {policy_mask.dtype}, must be bool; use {mask_name}.bool()")
     if policy_mask.dim() != 2:
-        raise ValueError(f"policy_mask: got {_shape(policy_mask)}, must be [batch, tokens]")
+        raise ValueError(f"{mask_name}: got {_shape(policy_mask)}, must be [batch, tokens]")
     for name, x in floats.items():
         if x.shape != policy_mask.shape:
-            raise ValueError(f"{name}: got {_shape(x)}, must be {_shape(policy_mask)} like policy_mask")
+            raise ValueError(f"{name}: got {_shape(x)}, must be {_shape(policy_mask)} like {mask_name}")
         if x.dtype not in _FLOATS:
             raise ValueError(f"{name}: got {x.dtype}, must be a floating-point tensor; use {name}.float()")
         if x.device != policy_mask.device:
-            raise ValueError(f"{name}: is on {x.device}, policy_mask is on {policy_mask.device}; move one of them")
+            raise ValueError(f"{name}: is on {x.device}, {mask_name} is on {policy_mask.device}; move one of them")
     return torch.float64 if any(x.dtype == torch.float64 for x in floats.values()) else torch.float32
 
 
 def check_segment_ids(segment_ids: Tensor, policy_mask: Tensor) -> None:
     """``[B, T]`` integers."""
+    tensors_of({"segment_ids": segment_ids})
     if segment_ids.shape != policy_mask.shape or segment_ids.is_floating_point() or segment_ids.is_complex():
         raise ValueError(
             f"segment_ids: got {_shape(segment_ids)} {segment_ids.dtype}, must be {_shape(policy_mask)} integers"
@@ -203,6 +208,7 @@ def _check_finite_rewards(rewards: Tensor) -> None:
 
 
 def _check_bootstrap_shape(bootstrap_values: Tensor, policy_mask: Tensor, *, packed: bool) -> None:
+    tensors_of({"bootstrap_values": bootstrap_values})
     wanted = policy_mask.shape if packed else policy_mask.shape[:1]
     if bootstrap_values.shape != wanted:
         raise ValueError(

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from brace_rl.doctor.examination import Request
+from brace_rl.doctor.settings import read_settings
 from brace_rl.errors import BraceError
 
 FRAMEWORKS = {
@@ -35,13 +36,12 @@ def doctor_command(name: str, settings: tuple[str, ...], workers: bool) -> None:
     file or, without one, of the framework's defaults. The exit code is 0 when there is nothing to mend, 1 when there
     is, and 2 for input that cannot be used.
     """
-    files = [given for given in settings if "=" not in given]
+    files, overrides = _sorted_out(settings)
     if len(files) > 1:
         raise BraceError(f"{files[1]}: a second configuration file; name one file, and settings as KEY=VALUE")
-    config = Path(files[0]) if files else None
-    if config is not None and not config.is_file():
-        raise BraceError(f"{config}: no such file")
-    request = Request(config=config, overrides=tuple(x for x in settings if "=" in x), workers=workers)
+    # Before the framework is imported, which takes long.
+    config = read_settings(Path(files[0])) if files else None
+    request = Request(config=config, overrides=tuple(overrides), workers=workers)
     examination = import_module(FRAMEWORKS[name]).examine(request)
     for what, seen in examination.facts:
         click.echo(f"{what}: {seen}")
@@ -51,3 +51,22 @@ def doctor_command(name: str, settings: tuple[str, ...], workers: bool) -> None:
     click.echo("nothing to mend" if not count else f"{count} thing{'s' * (count > 1)} to mend")
     if count:
         sys.exit(FOUND_SOMETHING)
+
+
+def _sorted_out(given: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Files, and settings as ``key=value``: ``--key value`` is one too, and ``--key`` alone is true."""
+    files: list[str] = []
+    pairs: list[str] = []
+    waiting = list(reversed(given))
+    while waiting:
+        argument = waiting.pop()
+        if "=" in argument:
+            if not argument.partition("=")[0].strip("-+ "):
+                raise BraceError(f"{argument}: a value without a key; write KEY=VALUE")
+            pairs.append(argument)
+        elif argument.startswith("--"):
+            has_value = waiting and not waiting[-1].startswith("--") and "=" not in waiting[-1]
+            pairs.append(f"{argument}={waiting.pop() if has_value else 'true'}")
+        else:
+            files.append(argument)
+    return files, pairs

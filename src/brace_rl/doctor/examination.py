@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from brace_rl.integrations.finding import Finding
 
@@ -13,12 +13,12 @@ class Request:
     """What to look at.
 
     Attributes:
-        config: a configuration file of the framework, or None.
+        config: the settings in a configuration file of the framework, or None.
         overrides: ``key=value`` pairs on top, as the framework's own command takes them.
         workers: ask other processes of the framework too, which may take a while.
     """
 
-    config: Path | None = None
+    config: dict[str, Any] | None = None
     overrides: tuple[str, ...] = ()
     workers: bool = True
 

@@ -42,4 +42,9 @@ class Framework:
         if answer["error"]:
             what = f"{self.part or self.name} cannot be imported: {answer['error']}"
             return [Finding("error", what, self.import_mend or self.install)]
-        return [Finding("error", line, self.install) for line in answer["seam"]]
+        if answer["seam"]:
+            return [Finding("error", line, self.install) for line in answer["seam"]]
+        if answer["brace"] is None:
+            what = "brace-rl: found by its path, and not installed; other processes may not find it"
+            return [Finding("warning", what, "pip install --no-deps brace-rl")]
+        return []

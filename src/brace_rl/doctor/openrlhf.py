@@ -7,7 +7,7 @@ from typing import Any
 from brace_rl.doctor import fresh_process
 from brace_rl.doctor.examination import Examination, Request
 from brace_rl.doctor.installation import Framework
-from brace_rl.doctor.settings import read_settings, with_overrides
+from brace_rl.doctor.settings import with_overrides
 from brace_rl.integrations.openrlhf.checks import config_findings
 from brace_rl.integrations.openrlhf.options import NODE
 from brace_rl.integrations.openrlhf.versions import INSTALL, check_openrlhf
@@ -29,11 +29,10 @@ def examine(request: Request) -> Examination:
     answer = _ask_process()
     facts = [("openrlhf", answer["openrlhf"] or "not installed"), ("brace-rl", answer["brace"] or "not installed")]
     findings = FRAMEWORK.findings(answer)
-    if not findings:
+    if not any(finding.severity == "error" for finding in findings):
         facts.append(("trainers", "the hook reaches them"))
     if request.config is not None or request.overrides:
-        settings = read_settings(request.config) if request.config is not None else {}
-        settings = with_overrides(settings, [pair.lstrip("-") for pair in request.overrides])
+        settings = with_overrides(request.config or {}, [pair.lstrip("-") for pair in request.overrides])
         found = config_findings(settings, settings.pop(NODE, None) or {})
         facts.append(("settings", f"{len(found)} found" if found else "good"))
         findings += found

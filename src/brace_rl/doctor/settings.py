@@ -9,6 +9,9 @@ from typing import Any
 
 from brace_rl.errors import BraceError
 
+LARGEST_BYTES = 2**20
+"""A configuration is some thousand bytes; YAML of millions takes minutes to read."""
+
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON file.
@@ -16,13 +19,19 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises:
         BraceError: names the file.
     """
-    import yaml  # type: ignore[import-untyped]
-
+    yaml = _yaml()
+    if not path.is_file():
+        raise BraceError(f"{path}: {'is no file; name one' if path.exists() else 'no such file'}")
     try:
+        size = path.stat().st_size
+        if size > LARGEST_BYTES:
+            raise BraceError(f"{path}: has {size:,} bytes, more than any configuration; is it another file?")
         text = path.read_text(encoding="utf-8")
         settings = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
         raise BraceError(f"{path}: cannot be read as settings ({' '.join(str(error).split())})") from None
+    except RecursionError:
+        raise BraceError(f"{path}: cannot be read as settings (nested too deeply)") from None
     if not isinstance(settings, dict):
         raise BraceError(f"{path}: holds {type(settings).__name__}, must be a mapping of settings")
     return settings
@@ -34,8 +43,7 @@ def with_overrides(settings: dict[str, Any], overrides: Iterable[str]) -> dict[s
     Raises:
         BraceError: names the pair.
     """
-    import yaml  # type: ignore[import-untyped]
-
+    yaml = _yaml()
     for pair in overrides:
         key, _, text = pair.partition("=")
         *parents, last = key.lstrip("+").split(".")
@@ -47,6 +55,14 @@ def with_overrides(settings: dict[str, Any], overrides: Iterable[str]) -> dict[s
             node = below
         try:
             node[last] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError):
             raise BraceError(f"{pair}: the value cannot be read") from None
     return settings
+
+
+def _yaml() -> Any:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        raise BraceError("reading settings needs PyYAML; run: pip install pyyaml") from None
+    return yaml

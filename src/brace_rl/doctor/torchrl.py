@@ -7,7 +7,7 @@ from typing import Any
 from brace_rl.doctor import fresh_process
 from brace_rl.doctor.examination import Examination, Request
 from brace_rl.doctor.installation import Framework
-from brace_rl.doctor.settings import read_settings, with_overrides
+from brace_rl.doctor.settings import with_overrides
 from brace_rl.integrations.torchrl.options import config_findings
 from brace_rl.integrations.torchrl.versions import check_torchrl
 
@@ -24,11 +24,10 @@ def examine(request: Request) -> Examination:
     names = {"torchrl": "torchrl", "tensordict": "tensordict", "brace": "brace-rl"}
     facts = [(name, answer[key] or "not installed") for key, name in names.items()]
     findings = FRAMEWORK.findings(answer)
-    if not findings:
+    if not any(finding.severity == "error" for finding in findings):
         facts.append(("estimator", "registered as brace"))
     if request.config is not None or request.overrides:
-        settings = read_settings(request.config) if request.config is not None else {}
-        found = config_findings(with_overrides(settings, request.overrides))
+        found = config_findings(with_overrides(request.config or {}, request.overrides))
         facts.append(("configuration", f"{len(found)} found" if found else "good"))
         findings += found
     return Examination(facts=tuple(facts), findings=tuple(findings))

@@ -9,7 +9,7 @@ from typing import Any
 
 from brace_rl.doctor import fresh_process
 from brace_rl.doctor.examination import Examination, Request
-from brace_rl.doctor.settings import read_settings, with_overrides
+from brace_rl.doctor.settings import with_overrides
 from brace_rl.doctor.verl_probe import GROUP, probe
 from brace_rl.errors import BraceError
 from brace_rl.integrations.finding import Finding
@@ -131,7 +131,7 @@ def _workers(route: Route) -> tuple[list[tuple[str, str]], list[Finding]]:
 
 def _settings(request: Request) -> dict[str, Any]:
     if request.config is not None:
-        return with_overrides(read_settings(request.config), request.overrides)
+        return with_overrides(request.config, request.overrides)
     return _composed(request.overrides)
 
 

@@ -48,6 +48,8 @@ def options_from_node(
     Raises:
         ConfigError: names the key.
     """
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{name} = {node!r}: must hold options, such as {name}.window=100")
     for option, mend in elsewhere.items():
         if option in node:
             raise ConfigError(f"{name}.{option}: not an option here; {mend}")

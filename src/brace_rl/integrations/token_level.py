@@ -10,13 +10,14 @@ Nothing outside the action mask is read except rewards, so NaN, infinities and s
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from brace_rl import core
-from brace_rl.core.checks import check_options
+from brace_rl.core.checks import check_options, check_shapes, tensors_of
 from brace_rl.diagnostics.batch import ratio_statistics, target_statistics, window_weight_statistics
 
 ValueTarget = Literal["brace", "vtrace", "capped", "gae", "monte_carlo"]
@@ -27,6 +28,9 @@ WITH_RATIOS = ("brace", "vtrace", "capped")
 """Value targets that need the log-probs of both policies."""
 
 WITH_WINDOW = ("brace", "capped")
+
+LARGEST_WINDOW = 2**31 - 1
+"""Far beyond any response, and small enough for every integer type."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,23 @@ class TokenLevelOptions:
     whiten: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("auto_eps", "auto_budget", "rho_clip", "c_clip", "gamma", "lam", "policy_lam"):
+            given = getattr(self, name)
+            if isinstance(given, bool) or not isinstance(given, Real):
+                raise ValueError(f"{name} = {given!r}: must be a number")
+        if not isinstance(self.whiten, bool):
+            raise ValueError(f"whiten = {self.whiten!r}: must be true or false")
         check_options(rho_clip=self.rho_clip, c_clip=self.c_clip, gamma=self.gamma, lam=self.lam)
         for name, kind in (("value_target", ValueTarget), ("advantage", Advantage)):
             given, known = getattr(self, name), get_args(kind)
             if given not in known:
                 raise ValueError(f"{name} = {given!r}: must be one of {', '.join(known)}")
-        is_number = isinstance(self.window, int) and not isinstance(self.window, bool) and self.window >= 0
-        if not is_number and self.window not in get_args(AutomaticWindow):
+        is_number = isinstance(self.window, int) and not isinstance(self.window, bool)
+        in_range = isinstance(self.window, int) and 0 <= self.window <= LARGEST_WINDOW
+        if not (is_number and in_range) and self.window not in get_args(AutomaticWindow):
+            automatic = " or ".join(get_args(AutomaticWindow))
             raise ValueError(
-                f"window = {self.window!r}: must be a whole number from 0, or {' or '.join(get_args(AutomaticWindow))}"
+                f"window = {self.window!r}: must be a whole number from 0 to {LARGEST_WINDOW}, or {automatic}"
             )
         if not 0 < self.auto_eps < 1:
             raise ValueError(f"auto_eps = {self.auto_eps}: must be between 0 and 1")
@@ -86,9 +98,12 @@ class TokenLevelOptions:
         """Options from a framework's configuration node.
 
         Raises:
-            ValueError: an option that does not exist, or a value out of range.
+            ValueError: no mapping, an option that does not exist, or a value out of range.
         """
-        given = dict(mapping)
+        try:
+            given = dict(mapping)
+        except (TypeError, ValueError):
+            raise ValueError(f"options = {mapping!r}: must be a mapping of option names to values") from None
         known = [option.name for option in fields(cls)]
         for name in given:
             if name not in known:
@@ -152,13 +167,16 @@ def token_level_estimates(
     Raises:
         ValueError: names the argument, the place and the mend.
     """
-    options = options or TokenLevelOptions()
+    options = TokenLevelOptions() if options is None else options
+    if not isinstance(options, TokenLevelOptions):
+        raise ValueError(
+            f"options: got {type(options).__name__}, must be TokenLevelOptions; use TokenLevelOptions.from_mapping"
+        )
     if options.needs_ratios:
         for name, logprobs in (("behavior_logprobs", behavior_logprobs), ("target_logprobs", target_logprobs)):
             if logprobs is None:
                 raise ValueError(f"{name}: missing, and value_target = {options.value_target} needs it")
-    if loss_mask is not None and loss_mask.shape != action_mask.shape:
-        raise ValueError(f"loss_mask: got {list(loss_mask.shape)}, must be {list(action_mask.shape)} like action_mask")
+    _check_what_is_read_first(action_mask, loss_mask, {"values": values, "rewards": rewards})
     # A row without actions has nobody to earn its reward; what stands there must not stop the others.
     earnable = action_mask.any(1, keepdim=True) & (action_mask | rewards.isfinite())
     rewards = torch.where(earnable, rewards, 0.0)
@@ -181,6 +199,21 @@ def token_level_estimates(
         trained = action_mask if loss_mask is None else action_mask & loss_mask
         advantages = core.whiten(advantages, trained)
     return TokenLevelEstimates(targets=estimate.targets, advantages=advantages, metrics=metrics)
+
+
+def _check_what_is_read_first(action_mask: Tensor, loss_mask: Tensor | None, floats: dict[str, Tensor]) -> None:
+    """Before rewards are sorted out here; whatever else is given is checked by the core."""
+    check_shapes(action_mask, tensors_of(floats), mask_name="action_mask")
+    if action_mask.numel() == 0:
+        raise ValueError(f"action_mask: got {list(action_mask.shape)}; a batch needs a row and a token at least")
+    if loss_mask is None:
+        return
+    tensors_of({"loss_mask": loss_mask})
+    if loss_mask.dtype != torch.bool or loss_mask.shape != action_mask.shape:
+        raise ValueError(
+            f"loss_mask: got {list(loss_mask.shape)} {loss_mask.dtype}, must be {list(action_mask.shape)} bool like "
+            "action_mask"
+        )
 
 
 def _windows(

@@ -38,6 +38,8 @@ def test_a_good_configuration_has_no_finding():
         ("algorithm.use_pf_ppo", True, "error", "set algorithm.use_pf_ppo=False"),
         ("trainer.use_v1", False, "error", "set trainer.use_v1=True"),
         ("trainer.v1.trainer_mode", "separate_async", "warning", "trainer_mode=brace_separate_async"),
+        ("trainer.v1.trainer_mode", "brace_asynk", "error", "one of brace_sync, brace_colocate_async"),
+        ("algorithm.brace", [5], "error", "docs/verl.md"),
         ("trainer.v1.brace_separate_async", {"parameter_sync_step": 2}, "error", "move them to trainer.v1.separate"),
         ("actor_rollout_ref.rollout.top_p", 0.9, "warning", "top_p=1.0"),
         ("actor_rollout_ref.rollout.top_k", 50, "warning", "top_k=-1"),

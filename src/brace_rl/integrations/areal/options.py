@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from brace_rl.errors import ConfigError
 from brace_rl.integrations.checking import options_from_node
 from brace_rl.integrations.token_level import TokenLevelOptions
 
@@ -24,5 +25,7 @@ def options_from_actor(actor: Mapping[str, Any]) -> TokenLevelOptions:
     Raises:
         ConfigError: names the key.
     """
+    if not isinstance(actor, Mapping):
+        raise ConfigError(f"actor = {actor!r}: must be a section of settings")
     set_by_areal = {"gamma": actor.get("discount", 1.0), "lam": actor.get("gae_lambda", 1.0), "whiten": False}
     return options_from_node(actor.get("brace") or {}, name=NODE, elsewhere=SET_BY_AREAL, set_by_framework=set_by_areal)

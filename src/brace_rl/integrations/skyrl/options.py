@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from brace_rl.errors import ConfigError
 from brace_rl.integrations.checking import options_from_node
 from brace_rl.integrations.token_level import TokenLevelOptions
 
@@ -24,6 +25,8 @@ def options_from_algorithm(algorithm: Mapping[str, Any]) -> TokenLevelOptions:
     Raises:
         ConfigError: names the key.
     """
+    if not isinstance(algorithm, Mapping):
+        raise ConfigError(f"trainer.algorithm = {algorithm!r}: must be a section of settings")
     set_by_skyrl = {"gamma": algorithm.get("gamma", 1.0), "lam": algorithm.get("lambd", 1.0), "whiten": False}
     return options_from_node(
         algorithm.get("brace") or {}, name=NODE, elsewhere=SET_BY_SKYRL, set_by_framework=set_by_skyrl

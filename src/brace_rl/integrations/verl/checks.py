@@ -55,6 +55,12 @@ def _trainer_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
             f"trainer.v1.trainer_mode = {mode}: verl's own trainer, BRACE is not in use",
             f"set trainer.v1.trainer_mode={ours[mode]}",
         )
+    elif mode not in TRAINERS:
+        yield Finding(
+            "error",
+            f"trainer.v1.trainer_mode = {mode}: no such trainer",
+            f"set trainer.v1.trainer_mode to one of {', '.join(TRAINERS)}",
+        )
     for name, (_, verl_mode) in TRAINERS.items():
         if entry(config, f"trainer.v1.{name}", None):
             yield Finding(
