@@ -279,11 +279,17 @@ class Exiting(Environment):
         sys.exit(7)
 
 
+class Stopping(Environment):
+    async def step(self, action: str) -> StepResult:
+        raise GeneratorExit
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: ScriptedEnvironment([ZeroDivisionError("boom")]),
         Exiting,
+        Stopping,
         Forever,
         broken_constructor,
     ],
@@ -349,15 +355,13 @@ def test_a_reward_that_is_a_tensor_of_one_number_is_kept_as_that_number() -> Non
 def test_figures_that_are_no_finite_numbers_are_left_out_and_each_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    info: dict[str, Any] = {"good": 2, "undefined": float("nan"), "text": "x"}
+    info: dict[Any, Any] = {"good": 2, "undefined": float("nan"), "text": "x", 3: 1.0}
     made = driver(FakeEngine(reply=lambda _: "x"), FakeTask([StepResult(done=True, info=info)]))
     made.submit([fake_request(0, samples=2)])
     (group,) = finish(made)
     assert [trajectory.info for trajectory in group.trajectories] == [{"good": 2.0}] * 2
-    assert sorted(record.args[0] for record in caplog.records if isinstance(record.args, tuple)) == [
-        "text",
-        "undefined",
-    ]
+    assert {record.args[0] for record in caplog.records if isinstance(record.args, tuple)} == {"text", "undefined", 3}
+    assert len(caplog.records) == 3
 
 
 def test_an_answer_that_is_no_step_result_is_an_error_that_names_the_problem() -> None:

@@ -109,11 +109,13 @@ class EnvironmentRunner:
 
 
 async def _without_exit(step: Coroutine[None, None, StepResult]) -> StepResult:
-    """A step that wants to end the program has failed, no more."""
+    """A step that wants to end the program, by :class:`SystemExit` or the like, has failed, no more."""
     try:
         return await step
-    except SystemExit as error:
-        raise RuntimeError(f"the step asked to end the program (exit code {error.code})") from error
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"the step asked to end the program ({type(error).__name__}: {error})") from error
 
 
 def _outcome(task: asyncio.Task[StepResult]) -> StepResult | Exception:

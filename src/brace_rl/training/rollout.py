@@ -276,11 +276,15 @@ class RolloutDriver:
         return True
 
     def _figures(self, info: Mapping[str, float]) -> dict[str, float]:
-        """Those that are finite numbers; of the others each name is reported once."""
+        """Those that are finite numbers under a name; of the others each is reported once."""
         numbers = {name: _finite(value) for name, value in info.items()}
-        figures = {name: number for name, number in numbers.items() if number is not None}
+        figures = {name: x for name, x in numbers.items() if x is not None and isinstance(name, str)}
         for name in info.keys() - figures.keys() - self._dropped_figures:
-            logger.warning("figure %r of an environment's info is %r, no finite number; left out", name, info[name])
+            logger.warning(
+                "figure %r of an environment's info is %r; left out, it must be a finite number under a name",
+                name,
+                info[name],
+            )
             self._dropped_figures.add(name)
         return figures
 

@@ -69,6 +69,9 @@ def test_variables_numbers_operations_and_sentences_are_none(phrase: str) -> Non
         ("16", r"16 \text{ (or 8)}"),
         ("0.3", r"0.\overline{3}"),
         (r"\frac12", r"\sin 30"),
+        ("50", r"0.5\%"),
+        ("B", "(A) 5"),
+        ("(A,B)", "A"),
     ],
 )
 def test_what_changes_a_value_makes_another_answer(gold: str, answer: str) -> None:
@@ -94,6 +97,12 @@ def test_what_changes_a_value_makes_another_answer(gold: str, answer: str) -> No
         (r"\frac12", r"\sin 30^\circ"),
         (r"\emptyset", r"\varnothing"),
         (r"6\pi", r"6\pi \text{ square units}"),
+        ("0.5", r"50\%"),
+        (r"50\%", "0.5"),
+        ("5", r"\underline{5}"),
+        ("5", r"\textcolor{red}{5}"),
+        ("B", "(B) 5"),
+        (r"\text{(D) } 12", "D"),
     ],
 )
 def test_what_does_not_is_the_same_answer(gold: str, answer: str) -> None:

@@ -181,6 +181,12 @@ NQ = {"question": "who", "answer": ["Bo"]}
         ([{"question": "q", "answer": []}], "rows.jsonl:1: no gold answer"),
         ([{"question": "q", "answer": ["", "  "]}], "rows.jsonl:1: no gold answer"),
         ([{"question": "q"}], "rows.jsonl:1: no gold answer"),
+        ([{"question": "q", "answer": {"value": "<unk>", "aliases": []}}], "rows.jsonl:1: no gold answer"),
+        (
+            [{"query_id": "1", "query": "dGhlcXVlcnlpc2VuY3J5cHRlZA==", "answer": "YW5z"}],
+            "the query is encrypted; decrypt",
+        ),
+        ([{"question": "q", "answers": ["x"]}], None),
         ([{"question": "q", "answer": [{"x": 1}]}], "rows.jsonl:1: a gold answer must be text or a number"),
         ([{"question": "q", "answer": True}], "rows.jsonl:1: a gold answer must be text or a number"),
         ([{"question": " ", "answer": "a"}], "rows.jsonl:1: the question must be text that is not blank"),
@@ -215,7 +221,8 @@ def test_a_row_that_cannot_be_used_is_named(tmp_path, rows, match):
 
 
 def test_rows_without_a_gold_answer_are_left_out_and_counted_when_asked_for(tmp_path, caplog):
-    rows = [FORMATS["MuSiQue"][1], {**FORMATS["MuSiQue"][1], "id": "u", "answerable": False}]
+    # The unanswerable twin of a question has its id.
+    rows = [FORMATS["MuSiQue"][1], {**FORMATS["MuSiQue"][1], "answerable": False}]
     path = write(tmp_path / "musique_full.jsonl", *rows)
     with pytest.raises(DataError, match=r"musique_full\.jsonl:2: no gold answer"):
         load_questions(path)

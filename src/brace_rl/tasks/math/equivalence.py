@@ -17,6 +17,7 @@ _BARE = re.compile(r"[0-9A-Z]+", re.ASCII)
 _ASSIGNMENT = re.compile(r"(\\?[A-Za-z](?:_\{?\w+\}?|\([a-z]\))?) ?= ?([^=<>]+)")
 _WORDS = re.compile(r"\\text\{([^{}]*)\}|([A-Za-z]{3,}(?:[ -][A-Za-z]+)*)|(yes|no)", re.IGNORECASE)
 _CHOICE = re.compile(r"(?:\\text\{)?\s*\(?([A-Z])\)?\.?\s*\}?")
+_CHOICE_WITH_TEXT = re.compile(r"(?:\\text\{)?\s*\(([A-Z])\)\s*\}?\s*[^\s,].*")
 _EXPONENT = re.compile(r"\^\s*([A-Za-z]|\\(?:pi|alpha|beta|theta|lambda|mu)(?![A-Za-z]))")
 _DECIMAL = re.compile(r"(?<![\d.])(?:(?<!\d,)\d+|(?<=\d,)(?!\d{3}\.)\d+)\.\d+(?![\d.]|\s*\\?%)", re.ASCII)
 """Not the end of a number with thousands groups."""
@@ -132,8 +133,12 @@ def _base_of(match: re.Match[str]) -> str:
 
 
 def _same_choice(given: str, gold: str) -> bool | None:
-    """A letter of a multiple choice, ``\\text{(C)}``; only a given single letter is judged here."""
+    """A letter of a multiple choice, ``\\text{(C)}`` or ``\\text{(C) } 12``; where one side has the letter alone."""
     right, left = _CHOICE.fullmatch(gold), _CHOICE.fullmatch(given)
+    if left is None and right is not None:
+        left = _CHOICE_WITH_TEXT.fullmatch(given)
+    elif right is None and left is not None:
+        right = _CHOICE_WITH_TEXT.fullmatch(gold)
     return None if right is None or left is None else left[1] == right[1]
 
 

@@ -49,6 +49,7 @@ _FONTS = re.compile(
     r"\\(?:mathrm|mathbf|mathit|mathsf|boldsymbol|bm|textbf|textit|textrm|mbox|textnormal|operatorname)\s*\{([^{}]*)\}"
 )
 _AND = re.compile(r",?\s*(?:\\text\{\s*,?\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*")
+_DECORATION = re.compile(r"\\(?:underline|boldsymbol|(?:text)?color\s*\{[a-zA-Z]+\})\s*\{([^{}]*)\}|\\\\$")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|\\?%)\s*\}|\bpercent\b)")
 _CURRENCY = re.compile(r"^(-?)\s*(?:\\?\$|€|£|¥|₹|(?:USD|US\$|Rs\.?)\s)\s*(?=[-.\d\\])")
 _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?", re.ASCII)
@@ -74,7 +75,7 @@ def normalize(text: str) -> str:
         text = next(group for group in match.groups() if group is not None)
     text = text.replace("{,}", ",").replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
     text = _SPACES.sub(" ", _SPACING.sub("", text)).strip()
-    text = _FONTS.sub(r"\\text{\1}", text)
+    text = _FONTS.sub(r"\\text{\1}", _DECORATION.sub(r"\1", text))
     text = _BARE_FRACTION.sub(_braced, _FRACTION_NAMES.sub(r"\\frac", text))
     text = _ABOUT.sub("", _PERCENT.sub("%", text).replace("\\varnothing", "\\emptyset"))
     return _UNDOTTED.sub("", text).strip()

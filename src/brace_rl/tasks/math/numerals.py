@@ -65,14 +65,18 @@ def parse_numeral(text: str) -> Numeral | None:
 def same_number(given: Numeral, gold: Numeral) -> bool:
     """Whether two numbers are the same answer.
 
-    Exactly equal values are. A percent sign on one side alone is ignored (the question asked for percent), or, where
-    only ``gold`` has one, read as hundredths. A long enough decimal stands for a fraction that it rounds.
+    Exactly equal values are. A percent sign on one side alone is ignored (the question asked for percent), or read as
+    hundredths. A long enough decimal stands for a fraction that it rounds.
     """
     if _same_value(given, gold):
         return True
-    if gold.percent and not given.percent:
-        return _same_value(given, Numeral(gold.value / 100, None if gold.places is None else gold.places + 2))
-    return False
+    if given.percent == gold.percent:
+        return False
+    return _same_value(*(_hundredths(number) if number.percent else number for number in (given, gold)))
+
+
+def _hundredths(percent: Numeral) -> Numeral:
+    return Numeral(percent.value / 100, None if percent.places is None else percent.places + 2)
 
 
 def _same_value(one: Numeral, other: Numeral) -> bool:

@@ -12,7 +12,7 @@ MuSiQue          ``question``, ``answer``, ``answer_aliases``, ``paragraphs``
 HotpotQA         ``question``, ``answer``, ``context`` (2WikiMultihopQA too)
 verl             ``prompt`` or ``extra_info.question``, ``reward_model.ground_truth``
 BrowseComp-Plus  ``query_id``, ``query``, ``answer``, ``gold_docs``, ``evidence_docs``
-plain            ``question`` or ``Question``, ``answer`` or ``Answer``: text or a list (NQ-open, Bamboogle and others)
+plain            ``question`` or ``Question``, ``answer``, ``Answer`` or ``answers``: text or a list (NQ-open, others)
 ===============  ==========================================================================================
 
 The id is the row's ``id``, ``_id``, ``question_id``, ``QuestionId``, ``query_id`` or ``idx``, else file name and row.
@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ from brace_rl.tasks.search.prompts import messages
 
 logger = logging.getLogger(__name__)
 
+_CIPHERTEXT = re.compile(r"(?:[A-Za-z0-9+/]{4}){6,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_UNKNOWN = "<unk>"
+"""What TriviaQA's test split has for an answer: it has none."""
 _ID_COLUMNS = ("id", "_id", "question_id", "QuestionId", "query_id", "idx")
 
 
@@ -84,17 +88,19 @@ def load_questions(path: str | Path, *, skip_unanswered: bool = False) -> list[Q
                 f"{place}: a {row_format} row in a file that began as {file_format}; keep one format per file"
             )
         question = _question(row, row_format, place, f"{path.name}:{number}")
+        if not question.golds:
+            # Before its id is looked at: an unanswerable question of MuSiQue has that of its answerable twin.
+            if not skip_unanswered:
+                raise DataError(f"{place}: no gold answer; add one, or set task.skip_unanswered = true")
+            skipped += 1
+            continue
         if question.id in places:
             raise DataError(f"{place}: id {question.id!r} was used at {places[question.id]}; ids must be unique")
         places[question.id] = place
-        if question.golds:
-            questions.append(question)
-        elif skip_unanswered:
-            skipped += 1
-        else:
-            raise DataError(f"{place}: no gold answer; add one, or set task.skip_unanswered = true")
+        questions.append(question)
     if skipped:
-        logger.warning("%s: %d of %d questions have no gold answer and are left out", path, skipped, len(places))
+        asked = len(questions) + skipped
+        logger.warning("%s: %d of %d questions have no gold answer and are left out", path, skipped, asked)
     if not questions:
         raise DataError(f"{path}: holds no {'answered ' if skipped else ''}questions; give another file")
     return questions
@@ -153,6 +159,8 @@ def detect_format(row: Mapping[str, Any], place: str) -> str:
 
 
 def _question(row: Mapping[str, Any], row_format: str, place: str, default_id: str) -> Question:
+    if row_format == "BrowseComp-Plus" and _is_encrypted(row):
+        raise DataError(f"{place}: the query is encrypted; decrypt the file with the data set's own script first")
     text, golds = _READERS[row_format](row)
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{place}: the question must be text that is not blank")
@@ -189,7 +197,7 @@ def _first(row: Mapping[str, Any], *columns: str) -> Any:
 
 
 def _plain(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    return _first(row, "question", "Question"), _first(row, "answer", "Answer")
+    return _first(row, "question", "Question"), _first(row, "answer", "Answer", "answers")
 
 
 def _golden(row: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -201,6 +209,7 @@ def _triviaqa(row: Mapping[str, Any]) -> tuple[Any, Any]:
     if not isinstance(answer, Mapping):
         return _first(row, "question", "Question"), answer
     value, aliases = _first(answer, "value", "Value"), _first(answer, "aliases", "Aliases")
+    value = None if value == _UNKNOWN else value
     if not isinstance(aliases or [], list):
         return _first(row, "question", "Question"), aliases
     return _first(row, "question", "Question"), [value, *(aliases or [])]
@@ -237,6 +246,12 @@ def _verl(row: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _browsecomp(row: Mapping[str, Any]) -> tuple[Any, Any]:
     return row["query"], row.get("answer")
+
+
+def _is_encrypted(row: Mapping[str, Any]) -> bool:
+    """Whether the query is ciphertext, as BrowseComp-Plus publishes it."""
+    query = row.get("query")
+    return isinstance(query, str) and _CIPHERTEXT.fullmatch(query) is not None
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = {
