@@ -279,9 +279,13 @@ class Exiting(Environment):
         sys.exit(7)
 
 
+class OwnExit(BaseException):
+    """No Exception, as a library's own way out may be none."""
+
+
 class Stopping(Environment):
     async def step(self, action: str) -> StepResult:
-        raise GeneratorExit
+        raise OwnExit
 
 
 @pytest.mark.parametrize(
@@ -337,7 +341,7 @@ def test_a_response_that_failed_or_is_excluded_is_not_rewarded_for_its_length(la
     assert only(made).reward == 0.0
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "good", None, [1.0], torch.ones(2), 10**400])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "good", None, [1.0], torch.ones(2), 10**400, 1e308])
 def test_a_reward_that_is_not_a_finite_number_is_an_error_that_names_the_problem(reward: Any) -> None:
     made = driver(FakeEngine(reply=lambda _: "x"), FakeTask([StepResult(reward=reward, done=True)]))
     made.submit([fake_request(0)])
@@ -362,6 +366,27 @@ def test_figures_that_are_no_finite_numbers_are_left_out_and_each_is_reported_on
     assert [trajectory.info for trajectory in group.trajectories] == [{"good": 2.0}] * 2
     assert {record.args[0] for record in caplog.records if isinstance(record.args, tuple)} == {"text", "undefined", 3}
     assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("observation", None, "text, or messages"),
+        ("observation", b"x", "text, or messages"),
+        ("observation", [{"role": "user"}], "text, or messages"),
+        ("observation_end", 3, "text"),
+        ("success", None, "True or False"),
+        ("done", "yes", "True or False"),
+        ("info", [1], "a mapping of names to numbers"),
+    ],
+)
+def test_a_field_of_another_kind_is_an_error_that_names_it(field: str, value: Any, wanted: str) -> None:
+    answers: list[Any] = [StepResult(**{"done": True, field: value})]
+    made = driver(FakeEngine(reply=lambda _: "x"), FakeTask(answers))
+    made.submit([fake_request(0)])
+    message = f"problem p0: its environment's step returned {field} as {type(value).__name__}; return {wanted}"
+    with pytest.raises(DataError, match=re.escape(message)):
+        finish(made)
 
 
 def test_an_answer_that_is_no_step_result_is_an_error_that_names_the_problem() -> None:

@@ -110,7 +110,7 @@ def run_evaluation(
         BraceError: no problems, ids that occur twice, a prompt that does not fit, a reward that is not finite, or a
             folder that holds something else.
     """
-    problems = _checked(list(task.eval_problems())[: settings.limit or None])
+    problems = _checked(list(task.eval_problems() or ())[: settings.limit or None])
     started = time.monotonic()
     with closing(open_log(folder, identity)) as log:
         todo = [(index, problem) for index, problem in enumerate(problems) if problem.id not in log.finished]

@@ -112,8 +112,8 @@ async def _without_exit(step: Coroutine[None, None, StepResult]) -> StepResult:
     """A step that wants to end the program, by :class:`SystemExit` or the like, has failed, no more."""
     try:
         return await step
-    except (Exception, asyncio.CancelledError, KeyboardInterrupt):
-        raise
+    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        raise  # GeneratorExit is how a coroutine is closed
     except BaseException as error:
         raise RuntimeError(f"the step asked to end the program ({type(error).__name__}: {error})") from error
 

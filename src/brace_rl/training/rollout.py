@@ -10,13 +10,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import TYPE_CHECKING
 
 from brace_rl.errors import DataError
 from brace_rl.tasks.base import Environment, Problem, StepResult, Task
+from brace_rl.training.answers import check_answer, checked_reward, finite_number
 from brace_rl.training.engines.base import Engine
 from brace_rl.training.environments import EnvironmentRunner
 from brace_rl.training.observations import observation_ids
@@ -242,17 +242,13 @@ class RolloutDriver:
             trajectory.rewards = [0.0] * len(trajectory.rewards)
             trajectory.info = {"environment_error": 1.0}
             return False
-        if not isinstance(result, StepResult):
-            raise DataError(
-                f"problem {trajectory.problem_id}: its environment's step returned {type(result).__name__}; return a "
-                "StepResult"
-            )
-        _add_reward(trajectory, result.reward, source="its environment")
+        result = check_answer(result, trajectory.problem_id)
+        trajectory.rewards[-1] += checked_reward(result.reward, trajectory.problem_id, source="its environment")
         goes_on = not result.done and self._observe(episode, result)
         if result.info or episode.counted:
             trajectory.info = {**trajectory.info, **self._figures(result.info), **episode.counted}
         if result.done:
-            trajectory.success = result.success
+            trajectory.success = bool(result.success)
             if result.excluded:
                 _exclude(trajectory)
         return goes_on
@@ -277,7 +273,7 @@ class RolloutDriver:
 
     def _figures(self, info: Mapping[str, float]) -> dict[str, float]:
         """Those that are finite numbers under a name; of the others each is reported once."""
-        numbers = {name: _finite(value) for name, value in info.items()}
+        numbers = {name: finite_number(value) for name, value in info.items()}
         figures = {name: x for name, x in numbers.items() if x is not None and isinstance(name, str)}
         for name in info.keys() - figures.keys() - self._dropped_figures:
             logger.warning(
@@ -302,7 +298,8 @@ class RolloutDriver:
             if not (episode.trajectory.excluded or "environment_error" in episode.trajectory.info):
                 tokens, limit = len(episode.trajectory.response_ids), episode.max_response_tokens
                 reward = self._task.length_reward(tokens, limit=limit)
-                _add_reward(episode.trajectory, reward, source="its length")
+                problem_id = episode.trajectory.problem_id
+                episode.trajectory.rewards[-1] += checked_reward(reward, problem_id, source="its length")
             episode.group.remaining -= 1
             if episode.group.remaining == 0:
                 self._unfinished -= 1
@@ -317,26 +314,6 @@ def _close(episode: _Episode) -> None:
         except Exception as error:
             logger.warning("%s: its environment could not be closed", episode.trajectory.problem_id, exc_info=error)
         episode.environment = None
-
-
-def _add_reward(trajectory: Trajectory, reward: float, *, source: str) -> None:
-    """Add to the reward of the last token; raises DataError where it is not a finite number."""
-    added = _finite(reward)
-    if added is None:
-        raise DataError(
-            f"problem {trajectory.problem_id}: {source} gave the reward {reward!r}; mend the scoring or drop the "
-            "problem"
-        )
-    trajectory.rewards[-1] += added
-
-
-def _finite(value: object) -> float | None:
-    """A number as float; None for anything else, text included, and where it is not finite."""
-    try:
-        number = float(value) if isinstance(value, SupportsFloat) else math.nan
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays and tensors of several numbers, huge integers
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _append_turn(trajectory: Trajectory, generation: Generation) -> None:

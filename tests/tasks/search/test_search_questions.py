@@ -184,7 +184,7 @@ NQ = {"question": "who", "answer": ["Bo"]}
         ([{"question": "q", "answer": {"value": "<unk>", "aliases": []}}], "rows.jsonl:1: no gold answer"),
         (
             [{"query_id": "1", "query": "dGhlcXVlcnlpc2VuY3J5cHRlZA==", "answer": "YW5z"}],
-            "the query is encrypted; decrypt",
+            "query is encrypted",
         ),
         ([{"question": "q", "answers": ["x"]}], None),
         ([{"question": "q", "answer": [{"x": 1}]}], "rows.jsonl:1: a gold answer must be text or a number"),
