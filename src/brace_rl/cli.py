@@ -237,6 +237,10 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped", err=True)
         sys.exit(INTERRUPTED)
+    except SystemExit as error:
+        if fault := fault_in_own_code(error):
+            _fail(f"{fault}; mend that line")
+        raise
     except Exception as error:
         if is_disk_full(error):
             _fail(f"no space left on the disk ({' '.join(str(error).split())}); free some space and run again")

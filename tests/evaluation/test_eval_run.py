@@ -143,6 +143,7 @@ def test_greedy_decoding_answers_once_and_repeats(evaluate: Eval, model: Path, t
         (("--task", "calculator", "--data", "x.jsonl"), "--data: calculator makes its own problems"),
         (("--task", "gsm8k_tool", "--data", "nosuch.jsonl"), "nosuch.jsonl: .*(no such file|cannot be read)"),
         (("--task", "calculator", "--greedy", "--samples", "4"), "--samples: greedy"),
+        (("--task", "calculator", "--greedy", "--top-p", "0.9"), "--top-p: greedy decoding samples nothing"),
         (("--task", "calculator", "--temperature", "0"), "--temperature: 0 is greedy decoding"),
         (("--task", "calculator", "--task.oprands", "[2, 2]"), "task.oprands: no such setting; did you mean"),
         (("--task", "calculator", "--optim.steps", "3"), "settings of the task only"),

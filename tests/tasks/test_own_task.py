@@ -129,18 +129,21 @@ def test_a_file_that_is_no_task_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("statement", "said"), [("return {}['missing']", "KeyError: 'missing'"), ("raise SystemExit(7)", "SystemExit: 7")]
+)
 def test_what_the_code_of_an_own_task_raises_is_one_line_that_names_its_place(
-    shown: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    statement: str, said: str, shown: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = Path("guess.py").read_text()
     monkeypatch.setattr(sys, "argv", ["brace", "train", str(shown), "--check"])
-    Path("guess.py").write_text(code + "\n    def eval_problems(self):\n        return {}['missing']\n")
+    Path("guess.py").write_text(f"{code}\n    def eval_problems(self):\n        {statement}\n")
     with pytest.raises(SystemExit) as ended:
         cli.main()
     line = len(code.splitlines()) + 3
     assert (ended.value.code, capsys.readouterr().err) == (
         2,
-        f"error: guess.py:{line}: KeyError: 'missing'; mend that line\n",
+        f"error: guess.py:{line}: {said}; mend that line\n",
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from brace_rl.errors import ConfigError
 from brace_rl.overrides import parse_text, split_overrides
@@ -59,6 +60,8 @@ def eval_command(context: click.Context, /, model: str, task_name: str, data: Pa
     """
     task_settings = _task_settings(task_name, data, options["limit"], context.obj)
     samples = _samples(options["samples"], options["greedy"])
+    if options["greedy"]:
+        _refuse_sampling(context)
     folder = options["out"] or Path("evaluations") / _folder_name(task_name, model)
 
     from brace_rl.evaluation.run import EvaluationSettings, fingerprint, open_log, run_evaluation
@@ -113,6 +116,12 @@ def _samples(samples: int | None, greedy: bool) -> int:
             f"--samples: greedy decoding gives the same answer every time; leave out {samples} or --greedy"
         )
     return samples or DEFAULT_SAMPLES
+
+
+def _refuse_sampling(context: click.Context) -> None:
+    for name in ("temperature", "top_p", "top_k"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(f"--{name.replace('_', '-')}: greedy decoding samples nothing; leave it or --greedy out")
 
 
 def _task_settings(name: str, data: Path | None, limit: int | None, overrides: Mapping[str, str]) -> TaskSettings:

@@ -1,10 +1,12 @@
-"""A cluster that is started is not shown the GPU that the trainer computes on."""
+"""Clusters that are joined or started: who listens, and which GPUs are shown."""
 
 import os
+import socket
 
 import pytest
 import torch
 
+from brace_rl.errors import BraceError
 from brace_rl.training.backends import ray_cluster
 
 
@@ -28,3 +30,18 @@ def test_gpus_but_ours_are_shown_and_then_all_again(ours, visible, shown, monkey
     with ray_cluster._hidden(torch.device(ours)):
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == shown
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_an_address_nobody_listens_at_is_refused_at_once_and_one_somebody_does_is_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        ray_cluster._check_that_somebody_listens(address)
+    with pytest.raises(BraceError, match=f"backend.address: nobody listens at {address} .*start Ray there"):
+        ray_cluster._check_that_somebody_listens(address)
+    with pytest.raises(BraceError, match=r"nobody listens at 127\.0\.0\.1:99999999"):
+        ray_cluster._check_that_somebody_listens("127.0.0.1:99999999")
+
+
+@pytest.mark.parametrize("address", ["", "auto", "ray://host:10001"])
+def test_addresses_of_other_forms_are_left_to_ray(address):
+    assert ray_cluster._check_that_somebody_listens(address) is None

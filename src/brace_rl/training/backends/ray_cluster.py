@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -21,6 +23,8 @@ _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 """Nothing is reported to Ray's makers."""
 
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+_HOST_AND_PORT = re.compile(r"([^:/\s]+):(\d+)")
+_CONNECT_S = 10.0
 
 
 def require_ray() -> None:
@@ -47,6 +51,7 @@ def join_cluster(address: str, *, cpus: int, kept: torch.device | None = None) -
 
     if ray.is_initialized():
         return False
+    _check_that_somebody_listens(address)
     options: dict[str, Any] = {"address": address, "logging_level": logging.WARNING}
     if not address:
         options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
@@ -63,6 +68,24 @@ def join_cluster(address: str, *, cpus: int, kept: torch.device | None = None) -
             f"brace_rl first, or name a cluster of your own with backend.address"
         )
     return True
+
+
+def _check_that_somebody_listens(address: str) -> None:
+    """At ``host:port``: Ray itself would try for minutes. Addresses of other forms are Ray's affair.
+
+    Raises:
+        BraceError: nobody does.
+    """
+    match = _HOST_AND_PORT.fullmatch(address)
+    if match is None:
+        return
+    try:
+        socket.create_connection((match[1], int(match[2])), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise BraceError(
+            f"backend.address: nobody listens at {address} ({error}); start Ray there (ray start --head), or leave the "
+            f"address out to start a cluster here"
+        ) from None
 
 
 def node_address() -> str:
