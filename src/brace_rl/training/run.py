@@ -99,7 +99,7 @@ def check(config: Config) -> dict[str, str]:
         check_model(config.model.path)
     tokenizer = load_tokenizer(config.model.path) if config.model.path else task.build_tokenizer()
     check_trackers(config.run.trackers)
-    _check_installed(config)
+    _check_backend(config)
     new_run_dir(config, None)
     return {
         "task": config.task.name,
@@ -121,7 +121,7 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
         BraceError: anything a user can mend.
     """
     started = time.monotonic()
-    _check_installed(config)
+    _check_backend(config)
     checkpoint = _checkpoint_to_resume(config, run_dir) if resume else None
     if config.schedule.learner_threads:
         torch.set_num_threads(config.schedule.learner_threads)
@@ -176,10 +176,16 @@ def run_training(config: Config, run_dir: Path, *, resume: bool = False) -> Outc
     return Outcome(status, run_dir, report, summary)
 
 
-def _check_installed(config: Config) -> None:
-    """Raises BraceError, before anything is done, where the rollouts need a library that is missing."""
+def _check_backend(config: Config) -> None:
+    """Raises BraceError, before anything is done, where the rollouts need a library or GPUs that are missing."""
     if config.backend.kind == "ray":
         require_ray()
+        asked = config.backend.workers * config.backend.gpus_per_worker
+        if not config.backend.address and asked > torch.cuda.device_count():
+            raise BraceError(
+                f"backend.gpus_per_worker: {config.backend.workers} workers ask for {asked:g} GPUs, and this machine has "
+                f"{torch.cuda.device_count()}; lower it, or name a cluster that has them (backend.address)"
+            )
     if config.backend.engine == "vllm":
         require_vllm()
 

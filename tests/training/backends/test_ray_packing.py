@@ -7,7 +7,9 @@ import pickle
 import pytest
 import torch
 
+from brace_rl.config import Config
 from brace_rl.errors import BraceError
+from brace_rl.training import run
 from brace_rl.training.backends import ray_cluster, ray_workers
 from brace_rl.training.backends.ray_actor import PackedWeights
 
@@ -42,3 +44,15 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
     with pytest.raises(BraceError, match=r"Ray is not installed; run: pip install 'brace-rl\[ray\]'") as caught:
         ray_workers.RayBackend(None, workers=1, timeout_s=1.0)
     assert "\n" not in str(caught.value)
+
+
+def test_gpus_that_this_machine_does_not_have_are_refused_before_anything_is_done(monkeypatch):
+    monkeypatch.setattr(run, "require_ray", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    config = Config.model_validate({"backend": {"kind": "ray", "workers": 4, "gpus_per_worker": 0.5}})
+    with pytest.raises(
+        BraceError, match=r"gpus_per_worker: 4 workers ask for 2 GPUs, and this machine has 1; lower it"
+    ):
+        run._check_backend(config)
+    elsewhere = config.model_copy(update={"backend": config.backend.model_copy(update={"address": "auto"})})
+    assert run._check_backend(elsewhere) is None
