@@ -183,7 +183,7 @@ def _check_backend(config: Config) -> None:
         asked = config.backend.workers * config.backend.gpus_per_worker
         if not config.backend.address and asked > torch.cuda.device_count():
             raise BraceError(
-                f"backend.gpus_per_worker: {config.backend.workers} workers ask for {asked:g} GPUs, and this machine has "
+                f"backend.gpus_per_worker: {config.backend.workers} workers ask for {asked:g} GPUs, this machine has "
                 f"{torch.cuda.device_count()}; lower it, or name a cluster that has them (backend.address)"
             )
     if config.backend.engine == "vllm":
