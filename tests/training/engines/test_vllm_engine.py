@@ -12,6 +12,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import engine_checks
 import pytest
@@ -225,6 +226,17 @@ def test_a_run_trains_from_its_log_probs(backend, tmp_path):
     assert [row["ratio/mean"] for row in rows if row["step"] > 0] == pytest.approx([1.0] * 4, abs=1e-3)
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert {(row["step"], row["versions"][0][0]) for row in samples} == {(step, step - 1) for step in range(1, 5)}
+
+
+def test_heads_that_vllm_has_no_kernel_for_on_a_cpu_are_refused_with_those_it_has(monkeypatch):
+    backend = SimpleNamespace(CPUAttentionBackend=SimpleNamespace(get_supported_head_sizes=lambda: [32, 64]))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(vllm_engine, "find_spec", lambda name: object())
+    monkeypatch.setattr(vllm_engine, "import_module", lambda name: backend)
+    small = LlamaConfig(hidden_size=64, num_attention_heads=4)
+    with pytest.raises(ModelError, match=r"folder: its attention heads have 16 dimensions.*kernels for 32, 64; use"):
+        vllm_engine._check_heads(small, "folder")
+    assert vllm_engine._check_heads(LlamaConfig(hidden_size=64, num_attention_heads=2), "folder") is None
 
 
 def test_without_vllm_one_line_says_what_to_install(monkeypatch):

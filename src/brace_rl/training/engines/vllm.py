@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,6 +26,7 @@ from brace_rl.training.types import Generation, GenerationRequest, derive_seed
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 """What vLLM reads from the environment: run in this process, report nothing to its makers, log what matters."""
 
+_CPU_ATTENTION = "vllm.v1.attention.backends.cpu_attn"
 _SEED_BITS = 63
 
 
@@ -69,6 +71,7 @@ class VLLMEngine(Engine):
         self._tokenizer = tokenizer
         config = AutoConfig.from_pretrained(model_dir).get_text_config(decoder=True)
         self._vocabulary = int(config.vocab_size)
+        _check_heads(config, model_dir)
         self._groups = _state_groups(model_dir)
         self._llm = _start(model_dir, dtype=dtype, slots=slots)
         positions, longest = max_positions(config), int(self._llm.model_config.max_model_len)
@@ -230,6 +233,23 @@ def require_vllm() -> None:
     """Raises BraceError, which says what to install, where vLLM is not."""
     if find_spec("vllm") is None:
         raise BraceError("backend.engine = 'vllm': vLLM is not installed; run: pip install 'brace-rl[vllm]'")
+
+
+def _check_heads(config: Any, model_dir: str) -> None:
+    """On a CPU vLLM finds out at the first token, and with a traceback, that it has no kernel for a model.
+
+    Raises:
+        ModelError: heads of a size that vLLM's CPU build has no kernel for.
+    """
+    if torch.cuda.is_available() or find_spec(_CPU_ATTENTION) is None:
+        return
+    sizes = import_module(_CPU_ATTENTION).CPUAttentionBackend.get_supported_head_sizes()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if size not in sizes:
+        raise ModelError(
+            f"{model_dir}: its attention heads have {size} dimensions, and vLLM on a CPU has kernels for "
+            f"{', '.join(map(str, sizes))}; use backend.engine = 'embedded', or a model with such heads"
+        )
 
 
 def _start(model_dir: str, *, dtype: str, slots: int) -> Any:
