@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 import brace_rl
@@ -23,3 +24,10 @@ def join_cluster(cpus: int) -> None:
     """Start a cluster on loopback, or join one that runs already: ``BRACE_TEST_RAY_ADDRESS``."""
     prepare_environment()
     ray_cluster.join_cluster(os.environ.get("BRACE_TEST_RAY_ADDRESS", ""), cpus=cpus)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches an address; ``::ffff:127.0.0.1`` is 127.0.0.1 to a socket of both families."""
+    found = ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return (mapped or found).is_loopback
