@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
@@ -24,6 +25,18 @@ def join_cluster(cpus: int) -> None:
     """Start a cluster on loopback, or join one that runs already: ``BRACE_TEST_RAY_ADDRESS``."""
     prepare_environment()
     ray_cluster.join_cluster(os.environ.get("BRACE_TEST_RAY_ADDRESS", ""), cpus=cpus)
+
+
+def listening_here_and_below() -> list[str]:
+    """Addresses at which this process and its descendants listen; those that end meanwhile are passed over."""
+    import psutil
+
+    found: list[str] = []
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            connections = process.net_connections("inet")
+            found += [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
+    return found
 
 
 def is_loopback(address: str) -> bool:

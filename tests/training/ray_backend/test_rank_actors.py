@@ -6,7 +6,7 @@ import multiprocessing
 
 import pytest
 import torch
-from ray_environment import is_loopback
+from ray_environment import is_loopback, listening_here_and_below
 from test_learner import random_batch
 from test_learner_group import check_that_a_group_trains_is_saved_and_goes_on_as_one_learner as check_group
 from test_learner_group import group_config, group_of, model_dir
@@ -135,9 +135,8 @@ def test_a_cluster_started_for_the_ranks_has_room_for_the_rollouts_too_and_ends_
 
 
 def test_ranks_of_a_cluster_on_this_machine_listen_on_loopback_only(model_dir):
-    psutil = pytest.importorskip("psutil")
+    pytest.importorskip("psutil")
     with group_of(group_config(), model_dir, rank_actors):
-        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        listening = [c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        listening = listening_here_and_below()
     assert len(listening) >= 3  # where they meet, and each rank
     assert all(map(is_loopback, listening)), listening

@@ -19,7 +19,7 @@ from backend_checks import (
     collect,
 )
 from fakes import FakeFactory, fake_request, fake_weights
-from ray_environment import is_loopback
+from ray_environment import is_loopback, listening_here_and_below
 
 from brace_rl.errors import BraceError, WaitTimeoutError
 from brace_rl.training.backends.ray_workers import MAX_DEATHS_IN_A_ROW, RayBackend
@@ -172,11 +172,9 @@ def test_a_closed_backend_refuses_closes_again_in_peace_and_leaves_the_cluster_i
 
 
 def test_a_cluster_started_here_listens_on_loopback_only(cluster: str) -> None:
-    psutil = pytest.importorskip("psutil")
+    pytest.importorskip("psutil")
     if cluster == "threads" or "BRACE_TEST_RAY_ADDRESS" in os.environ:
         pytest.skip("no cluster was started here")
-    started = psutil.Process().children(recursive=True)
-    listening = {c.laddr.ip for p in started for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN}
-    assert listening
+    listening = listening_here_and_below()
     assert all(map(is_loopback, listening)), listening
     assert listening
