@@ -168,14 +168,8 @@ def token_level_estimates(
         ValueError: names the argument, the place and the mend.
     """
     options = TokenLevelOptions() if options is None else options
-    if not isinstance(options, TokenLevelOptions):
-        raise ValueError(
-            f"options: got {type(options).__name__}, must be TokenLevelOptions; use TokenLevelOptions.from_mapping"
-        )
-    if options.needs_ratios:
-        for name, logprobs in (("behavior_logprobs", behavior_logprobs), ("target_logprobs", target_logprobs)):
-            if logprobs is None:
-                raise ValueError(f"{name}: missing, and value_target = {options.value_target} needs it")
+    ratios = {"behavior_logprobs": behavior_logprobs, "target_logprobs": target_logprobs}
+    _check_options(options, ratios)
     _check_what_is_read_first(action_mask, loss_mask, {"values": values, "rewards": rewards})
     # A row without actions has nobody to earn its reward; what stands there must not stop the others.
     earnable = action_mask.any(1, keepdim=True) & (action_mask | rewards.isfinite())
@@ -188,7 +182,6 @@ def token_level_estimates(
         "bootstrap_values": bootstrap_values,
         "segment_ids": segment_ids,
     }
-    ratios = {"behavior_logprobs": behavior_logprobs, "target_logprobs": target_logprobs}
     windows = _windows(options, ratios, action_mask, segment_ids)
     estimate = _value_targets(options, common, ratios, windows)
     advantages = estimate.advantages
@@ -199,6 +192,16 @@ def token_level_estimates(
         trained = action_mask if loss_mask is None else action_mask & loss_mask
         advantages = core.whiten(advantages, trained)
     return TokenLevelEstimates(targets=estimate.targets, advantages=advantages, metrics=metrics)
+
+
+def _check_options(options: object, ratios: dict[str, Tensor | None]) -> None:
+    if not isinstance(options, TokenLevelOptions):
+        raise ValueError(
+            f"options: got {type(options).__name__}, must be TokenLevelOptions; use TokenLevelOptions.from_mapping"
+        )
+    missing = next((name for name, logprobs in ratios.items() if logprobs is None), None)
+    if options.needs_ratios and missing is not None:
+        raise ValueError(f"{missing}: missing, and value_target = {options.value_target} needs it")
 
 
 def _check_what_is_read_first(action_mask: Tensor, loss_mask: Tensor | None, floats: dict[str, Tensor]) -> None:
